@@ -1,0 +1,84 @@
+#   make demo     train a draft on a real pipeline's taps, every tap verified (under 90 s)
+#   make test     all tests; those that need hardware this machine lacks are skipped, with the reason
+#   make check    ruff, pyright, clang-format, clang-tidy, and whether the stub is current
+#   make bench    what shm reaches here, against memcpy and gloo
+#   make gpu      the GPU tests and the GPU bench; builds offline, on the machine's own torch
+#   make stub     write tapchannel/_native.pyi anew from the built module
+#   make mutants  break each invariant on purpose: its test must fail
+#   make format   put ruff's and clang-format's layout on every file
+#   make clean    remove what was built; .venv stays
+#
+# More arguments for demo, test, bench and gpu's tests: make test ARGS='-k abort'
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+BUILD := build/dev
+NATIVE := native $(wildcard native/*.cpp native/*.hpp native/CMakeLists.txt)
+STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m tapchannel._native
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test check bench gpu stub mutants format clean
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,2\}//p' Makefile
+
+# One stamp for the tools, one for the installed package: a second run does neither.
+$(VENV)/.tools: requirements-dev.txt
+	@command -v $(CXX) >/dev/null || { echo "no C++ compiler: install g++"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
+	  || { echo "$(PYTHON) must be Python 3.10 to 3.13: make PYTHON=python3.x"; exit 1; }
+	@$(PYTHON) -c 'import os, sysconfig as s, sys; \
+	  sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' \
+	  || { echo "Python.h of $(PYTHON) is missing: install python3-dev"; exit 1; }
+	$(BIN)/python -m pip --version >/dev/null 2>&1 \
+	  || { rm -rf $(BUILD) && $(PYTHON) -m venv --clear $(VENV); } \
+	  || { echo "cannot make $(VENV): install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
+
+# Editable: Python edits need no build; an edit under native/ builds what changed.
+$(VENV)/.built: $(VENV)/.tools $(NATIVE) pyproject.toml
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps \
+	  --config-settings=build-dir=$(BUILD) -e .
+	@touch $@
+
+demo: $(VENV)/.built
+	$(BIN)/tapchannel demo $(ARGS)
+
+test: $(VENV)/.built
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.built
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+	$(BIN)/clang-format --dry-run -Werror native/*.hpp native/*.cpp
+	printf '%s\n' native/*.cpp | xargs -n 1 -P 2 $(BIN)/clang-tidy --quiet -p $(BUILD)
+	$(STUBGEN) -o $(BUILD)/_native.pyi
+	diff -u tapchannel/_native.pyi $(BUILD)/_native.pyi || { echo "run make stub"; exit 1; }
+
+bench: $(VENV)/.built
+	$(BIN)/python bench/shm.py $(ARGS)
+
+gpu:
+	$(PYTHON) tests/support/gpu_run.py $(ARGS)
+
+stub: $(VENV)/.built
+	$(STUBGEN) -o tapchannel/_native.pyi
+
+mutants: $(VENV)/.built
+	$(BIN)/python tests/mutants.py $(ARGS)
+
+format: $(VENV)/.tools
+	$(BIN)/ruff check --fix --quiet
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i native/*.hpp native/*.cpp
+
+clean:
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis $(VENV)/.built
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

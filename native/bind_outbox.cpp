@@ -1,0 +1,147 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bind.hpp"
+#include "cuda_transport.hpp"
+#include "outbox.hpp"
+
+namespace tapchannel {
+
+namespace {
+
+nb::object verdict_or_none(const Verdict& verdict) { return verdict ? nb::cast(verdict) : nb::none(); }
+
+struct PyOutbox {
+  std::shared_ptr<OutboxCore> core;
+
+  ~PyOutbox() {
+    if (!core) return;
+    {
+      nb::gil_scoped_release open;  // close waits, bounded, for copies in flight
+      core->close();
+    }
+    reap(*core, true);
+  }
+
+  // Lets go of sources whose copy is done; with the GIL. A torch tensor counts its in-place changes: a count that moved before
+  // the copy was done means that the copy may have read the new bytes.
+  static void reap(OutboxCore& core, bool attempt) {
+    for (const Retired& source : core.take_retired(attempt)) {
+      if (source.version >= 0) {
+        nb::object version = nb::getattr(nb::handle(static_cast<PyObject*>(source.owner)), "_version", nb::none());
+        if (!version.is_none() && nb::cast<int64_t>(version) != source.version) core.modified(source);
+      }
+      Py_DECREF(static_cast<PyObject*>(source.owner));
+    }
+  }
+};
+
+// The progress thread must not wait for the GIL. It asks the interpreter to run this at its next safe point.
+int reap_later(void* weak) {
+  std::unique_ptr<std::weak_ptr<OutboxCore>> held(static_cast<std::weak_ptr<OutboxCore>*>(weak));
+  if (auto core = held->lock()) PyOutbox::reap(*core, true);
+  return 0;
+}
+
+PyOutbox make(const Arena& arena, Block& block, nb::list cells, uint64_t slot_bytes, bool drop_newest, size_t queue_limit, double timeout, int socket) {
+  std::vector<CellGeometry> geometry;
+  for (nb::handle cell : cells) geometry.push_back(geometry_from(cell));
+  std::unique_ptr<Transport> transport;
+  if (arena.host) transport = std::make_unique<ShmTransport>(arena.host);
+  else transport = std::make_unique<CudaTransport>(arena.device->device(), arena.device, block.block);
+  auto core = std::make_shared<OutboxCore>(std::move(block.block), std::move(transport), std::move(geometry), slot_bytes, drop_newest, queue_limit, timeout, socket);
+  core->start([weak = std::weak_ptr<OutboxCore>(core)] {
+    auto held = std::make_unique<std::weak_ptr<OutboxCore>>(weak);
+    if (Py_IsInitialized() != 0 && Py_AddPendingCall(&reap_later, held.get()) == 0) held.release();
+  });
+  return {std::move(core)};
+}
+
+nb::object push(PyOutbox& self, uint64_t microbatch, uint32_t cell, uintptr_t data, size_t rows, size_t pitch, uint64_t row_begin, uintptr_t stream,
+                nb::tuple shape, nb::object owner, int64_t version, nb::object checksum) {
+  Push push;
+  push.microbatch = microbatch;
+  push.cell = cell;
+  push.source = {reinterpret_cast<const uint8_t*>(data), rows, pitch};
+  push.row_begin = row_begin;
+  push.stream = stream;
+  push.ndim = static_cast<uint32_t>(std::min<size_t>(shape.size(), kMaxDims));
+  for (uint32_t i = 0; i < push.ndim; ++i) push.shape[i] = nb::cast<uint64_t>(shape[i]);
+  push.checksummed = !checksum.is_none();
+  if (push.checksummed) push.checksum = nb::cast<uint32_t>(checksum);
+  push.version = version;
+  push.owner = owner.inc_ref().ptr();  // handed over; comes back through reap, or here if the push is refused
+  Verdict verdict;
+  try {
+    nb::gil_scoped_release open;
+    verdict = self.core->push(push);
+  } catch (...) {
+    owner.dec_ref();
+    throw;
+  }
+  if (verdict) owner.dec_ref();
+  PyOutbox::reap(*self.core, true);
+  return verdict_or_none(verdict);
+}
+
+template <class Call>
+nb::object without_gil(PyOutbox& self, Call&& call) {
+  Verdict verdict;
+  {
+    nb::gil_scoped_release open;
+    verdict = call(*self.core);
+  }
+  PyOutbox::reap(*self.core, false);
+  return verdict_or_none(verdict);
+}
+
+nb::dict counters(PyOutbox& self) {
+  OutboxCounters facts = self.core->counters();
+  nb::dict made;
+  made["pushes"] = facts.pushes;
+  made["bytes"] = facts.bytes;
+  made["deferred"] = facts.deferred;
+  made["dropped"] = facts.dropped;
+  made["queued"] = facts.queued;
+  made["queued_peak"] = facts.queued_peak;
+  made["credit_wait_s"] = facts.credit_wait_s;
+  return made;
+}
+
+}  // namespace
+
+void bind_outbox(nb::module_& module) {
+  nb::class_<PyOutbox> outbox(module, "Outbox", "The producer's core: one lane.");
+  outbox.def("__init__", [](PyOutbox* self, const Arena& arena, Block& block, nb::list cells, uint64_t slot_bytes, bool drop_newest, size_t queue_limit,
+                            double timeout, int socket) { new (self) PyOutbox(make(arena, block, cells, slot_bytes, drop_newest, queue_limit, timeout, socket)); },
+             nb::arg("arena"), nb::arg("block"), nb::arg("cells"), nb::arg("slot_bytes"), nb::arg("drop_newest"), nb::arg("queue_limit"), nb::arg("timeout"),
+             nb::arg("socket"), "Takes the block and the socket's descriptor over.");
+  outbox.def("open_pass", [](PyOutbox& self, uint64_t step, uint64_t microbatches) {
+    return without_gil(self, [&](OutboxCore& core) { return core.open_pass(step, microbatches); });
+  }, nb::arg("step"), nb::arg("microbatches"));
+  outbox.def("close_pass", [](PyOutbox& self) { return without_gil(self, [](OutboxCore& core) { return core.close_pass(); }); });
+  outbox.def("push", &push, nb::arg("microbatch"), nb::arg("cell"), nb::arg("data"), nb::arg("rows"), nb::arg("pitch"), nb::arg("row_begin"), nb::arg("stream"),
+             nb::arg("shape"), nb::arg("owner"), nb::arg("version"), nb::arg("checksum").none(), "None, or the verdict of a push that did not happen.");
+  outbox.def("flush", [](PyOutbox& self, double timeout) { return without_gil(self, [&](OutboxCore& core) { return core.flush(timeout); }); }, nb::arg("timeout"));
+  outbox.def("abort", [](PyOutbox& self, const std::string& reason) {
+    without_gil(self, [&](OutboxCore& core) {
+      core.abort(reason);
+      return Verdict{};
+    });
+  }, nb::arg("reason"));
+  outbox.def("close", [](PyOutbox& self) {
+    without_gil(self, [](OutboxCore& core) {
+      core.close();
+      return Verdict{};
+    });
+  });
+  outbox.def("check", [](PyOutbox& self) { return without_gil(self, [](OutboxCore& core) { return core.check(); }); });
+  outbox.def("counters", &counters);
+  outbox.def("events", [](PyOutbox& self, bool producer) {
+    auto& block = self.core->block();
+    return events_of(producer ? block.producer_ring() : block.consumer_ring());
+  }, nb::arg("producer"));
+}
+
+}  // namespace tapchannel

@@ -1,0 +1,380 @@
+#include "mailbox.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+namespace tapchannel {
+
+MailboxCore::MailboxCore(std::unique_ptr<Port> port, std::vector<ControlBlock> blocks, std::vector<std::vector<CellGeometry>> cells,
+                         size_t depth, uint64_t slot_bytes, bool fill_released)
+    : port_(std::move(port)), depth_(depth), slot_bytes_(slot_bytes), fill_released_(fill_released) {
+  ForkGuard::install();
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    Lane lane;
+    lane.block = std::move(blocks[i]);
+    lane.cells = std::move(cells[i]);
+    lanes_.push_back(std::move(lane));
+    store_lane_words(lanes_.back());
+  }
+  thread_ = std::thread([this] { monitor(); });
+}
+
+MailboxCore::~MailboxCore() {
+  if (fork_.forked()) {  // thread, driver state and memory are the parent's
+    new std::thread(std::move(thread_));
+    port_.release();
+    return;
+  }
+  close();
+  // Reads may still be queued on a stream: the arena must outlive them. Wait, bounded; rather leak than unmap under a kernel.
+  Patience patience(10.0);
+  for (auto& [id, record] : leases_)
+    while (record.hold == Hold::dropped || (record.hold == Hold::releasing && !port_->released(record.word, id))) {
+      if (record.hold == Hold::dropped &&
+          port_->release(record.streams, record.word, id, 0, 0) != Given::refused) record.hold = Hold::releasing;
+      patience.tick();
+      if (patience.over()) {
+        port_.release();
+        return;
+      }
+      sleep_ns(50000);
+    }
+}
+
+Verdict MailboxCore::standing() const {
+  if (closed_) return Verdict::of(Fault::closed);
+  return failure_;
+}
+
+Verdict MailboxCore::check() {
+  if (fork_.forked()) return Verdict::of(Fault::forked);
+  std::lock_guard lock(mutex_);
+  return standing();
+}
+
+uint64_t MailboxCore::epoch() {
+  std::lock_guard lock(mutex_);
+  return epoch_;
+}
+
+void MailboxCore::store_lane_words(Lane& lane) {
+  auto& words = lane.block.consumer();
+  bool barred = open_ && lane.barred_pass == pass();
+  words.epoch.value.store(epoch_, std::memory_order_release);
+  if (barred) {
+    write_text(words.reason, "the lane restarted in the middle of the pass");
+    words.aborted.value.store(make_stamp(epoch_, step_, 0), std::memory_order_release);
+  }
+  words.credit.value.store(open_ && !barred ? make_stamp(epoch_, step_, granted_) : 0, std::memory_order_release);
+  words.open_pass.value.store(open_ ? make_stamp(epoch_, step_, microbatches_) : 0, std::memory_order_release);
+  ring(words.bell);
+}
+
+Verdict MailboxCore::open_pass(uint64_t step, uint64_t microbatches) {
+  if (fork_.forked()) return Verdict::of(Fault::forked);
+  std::lock_guard lock(mutex_);
+  if (Verdict bad = standing()) return bad;
+  if (open_) return Verdict::of(Fault::pass_open, make_stamp(epoch_, step_, 0));
+  if (static_cast<int64_t>(step) <= last_step_) {
+    Verdict bad = Verdict::of(Fault::step_not_growing);
+    bad.seen = step;
+    bad.expected = static_cast<uint64_t>(last_step_);
+    return bad;
+  }
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    watch_lane(lanes_[i]);
+    if (!lanes_[i].lost) continue;
+    Verdict bad = Verdict::of(Fault::peer_lost, make_stamp(epoch_, step, 0));
+    bad.lane = static_cast<int>(i);
+    return bad;
+  }
+  step_ = step;
+  microbatches_ = microbatches;
+  last_step_ = static_cast<int64_t>(step);
+  granted_ = 0;
+  received_.assign(microbatches, Received::no);
+  open_ = true;
+  for (auto& lane : lanes_) {
+    if (lane.attached) lane.attached_in_pass = pass();
+    store_lane_words(lane);
+    record(lane.block.consumer_ring(), Step::open_pass, make_stamp(epoch_, step_, microbatches), 0, 0);
+  }
+  advance();
+  return {};
+}
+
+// Step 1. In key order: a key is granted once the slot's older leases are gone and the slot's former key has been received.
+void MailboxCore::advance() {
+  if (!open_ || failure_) return;
+  uint64_t before = granted_;
+  while (granted_ < microbatches_ && blockers(granted_, false).empty()) {
+    strip_poison(granted_ % depth_);
+    ++granted_;
+  }
+  if (granted_ == before) return;
+  for (auto& lane : lanes_) {
+    if (lane.barred_pass == pass()) continue;
+    lane.block.consumer().credit.value.store(make_stamp(epoch_, step_, granted_), std::memory_order_release);
+    record(lane.block.consumer_ring(), Step::grant, make_stamp(epoch_, step_, granted_), 0, 0);
+    ring(lane.block.consumer().bell);
+  }
+  ring(bell_);
+}
+
+// A poisoned word would satisfy every later wait. It is cleared when its slot is granted anew: then no wait is pending on it.
+// Compare-and-swap, since a late stamp of the old key may land meanwhile, and that one must stay.
+void MailboxCore::strip_poison(size_t slot) {
+  for (auto& lane : lanes_)
+    for (size_t cell = 0; cell < lane.cells.size(); ++cell) {
+      auto& word = lane.block.stamp(slot, cell);
+      uint64_t seen = word.load(std::memory_order_acquire);
+      while ((seen & kPoison) != 0 && !word.compare_exchange_weak(seen, 0, std::memory_order_acq_rel)) {
+      }
+    }
+}
+
+// What keeps `microbatch` from being granted. hard: leave out what is already on its way back in stream order.
+std::vector<Holder> MailboxCore::blockers(uint64_t microbatch, bool hard) const {
+  std::vector<Holder> found;
+  for (uint64_t next = hard ? granted_ : microbatch; next <= microbatch; ++next) {
+    size_t slot = next % depth_;
+    if (next >= depth_ && received_[next - depth_] == Received::no) found.push_back({step_, next - depth_, static_cast<int>(slot), false});
+    for (const auto& [id, record] : leases_) {
+      bool older = record.pass != pass() || record.microbatch < next;
+      if (record.slot != slot || !older || (hard && record.hold == Hold::releasing)) continue;
+      found.push_back({record.pass & ((1ULL << kStepBits) - 1), record.microbatch, static_cast<int>(slot), true});
+    }
+  }
+  return found;
+}
+
+std::vector<Holder> MailboxCore::holders() {
+  std::lock_guard lock(mutex_);
+  std::vector<Holder> found;
+  for (const auto& [id, record] : leases_)
+    if (record.hold != Hold::releasing) found.push_back({record.pass & ((1ULL << kStepBits) - 1), record.microbatch, static_cast<int>(record.slot), true});
+  return found;
+}
+
+Verdict MailboxCore::close_pass() {
+  if (fork_.forked()) return Verdict::of(Fault::forked);
+  std::lock_guard lock(mutex_);
+  if (Verdict bad = standing()) return bad;
+  if (!open_) return Verdict::of(Fault::no_pass);
+  for (uint64_t i = 0; i < microbatches_; ++i)
+    if (received_[i] == Received::no) {
+      Verdict bad = Verdict::of(Fault::incomplete, make_stamp(epoch_, step_, i + 1));
+      bad.expected = microbatches_;
+      for (auto state : received_) bad.seen += state != Received::no ? 1 : 0;
+      return bad;
+    }
+  open_ = false;
+  for (auto& lane : lanes_) record(lane.block.consumer_ring(), Step::close_pass, make_stamp(epoch_, step_, microbatches_), 0, 0);
+  return {};
+}
+
+// Needs no handshake with a living lane: pass numbers are never used again, and a lane's copies leave in order on one stream.
+void MailboxCore::end_pass(const std::string& reason) {
+  for (auto& [id, record] : leases_) {
+    if (!record.waiting) continue;
+    record.failure = Verdict::of(Fault::aborted_here, record.key);
+    record.failure.reason = reason;
+    poison(record);
+  }
+  for (auto& lane : lanes_) {
+    auto& words = lane.block.consumer();
+    write_text(words.reason, reason);
+    words.aborted.value.store(make_stamp(epoch_, step_, 0), std::memory_order_release);
+    words.credit.value.store(0, std::memory_order_release);
+    record(lane.block.consumer_ring(), Step::abort, make_stamp(epoch_, step_, 0), 0, 0);
+    ring(words.bell);
+  }
+  open_ = false;
+  received_.clear();
+  ring(bell_);
+}
+
+void MailboxCore::abort(const std::string& reason) {
+  if (fork_.forked()) return;
+  std::lock_guard lock(mutex_);
+  if (closed_) return;
+  if (open_ || failure_) end_pass(reason);
+  failure_ = {};
+}
+
+Verdict MailboxCore::reset() {
+  if (fork_.forked()) return Verdict::of(Fault::forked);
+  std::lock_guard lock(mutex_);
+  if (closed_) return Verdict::of(Fault::closed);
+  end_pass("the mailbox was reset");
+  failure_ = {};
+  ++epoch_;
+  last_step_ = -1;
+  for (auto& lane : lanes_) store_lane_words(lane);
+  return {};
+}
+
+void MailboxCore::poison(LeaseRecord& record) {
+  std::vector<Region> regions;
+  std::vector<std::pair<size_t, size_t>> cells;
+  for (size_t i = 0; i < lanes_.size(); ++i)
+    for (size_t cell = 0; cell < lanes_[i].cells.size(); ++cell) {
+      if (reached(lanes_[i].block.stamp(record.slot, cell).load(std::memory_order_acquire), record.key)) continue;
+      const auto& geometry = lanes_[i].cells[cell];
+      regions.push_back({record.slot * slot_bytes_ + geometry.offset, geometry.tap_rows, &geometry});
+      cells.emplace_back(i, cell);
+    }
+  port_->fill_poison(regions);  // first the pattern, then the word that lets the stream go on (I4)
+  for (auto [lane, cell] : cells) {
+    auto& word = lanes_[lane].block.stamp(record.slot, cell);
+    uint64_t seen = word.load(std::memory_order_acquire);
+    while (!landed(seen, record.key) && !word.compare_exchange_weak(seen, record.key | kPoison, std::memory_order_acq_rel)) {
+    }
+    tapchannel::record(lanes_[lane].block.consumer_ring(), Step::poison, record.key, cell, 0);
+  }
+  record.waiting = false;
+}
+
+void MailboxCore::fail(LeaseRecord& record, Verdict verdict) {
+  record.failure = verdict;
+  poison(record);
+  if (!failure_) failure_ = std::move(verdict);
+  ring(bell_);
+}
+
+Verdict MailboxCore::check_lease(uint64_t lease) {
+  if (fork_.forked()) return Verdict::of(Fault::forked);
+  std::lock_guard lock(mutex_);
+  auto found = leases_.find(lease);
+  return found == leases_.end() ? Verdict{} : found->second.failure;
+}
+
+bool MailboxCore::record_stream(uint64_t lease, uintptr_t stream) {
+  std::lock_guard lock(mutex_);
+  auto found = leases_.find(lease);
+  if (found == leases_.end() || found->second.hold != Hold::held) return false;
+  auto& streams = found->second.streams;
+  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
+  return true;
+}
+
+size_t MailboxCore::take_word() {
+  if (free_words_.empty()) return words_used_++;
+  size_t word = free_words_.back();
+  free_words_.pop_back();
+  return word;
+}
+
+void MailboxCore::drop(uint64_t lease) noexcept {
+  if (fork_.forked()) return;
+  std::lock_guard lock(mutex_);
+  auto found = leases_.find(lease);
+  if (found == leases_.end() || found->second.hold != Hold::held) return;
+  found->second.hold = Hold::dropped;
+  give_back(lease, found->second);
+}
+
+// Step 9. On a GPU the credit follows when the word behind the reads has been written; the monitor sees it.
+void MailboxCore::give_back(uint64_t id, LeaseRecord& record) {
+  Given given = port_->release(record.streams, record.word, id, record.slot * slot_bytes_, fill_released_ ? slot_bytes_ : 0);
+  if (given == Given::refused) return;  // the monitor tries again
+  for (auto& lane : lanes_) tapchannel::record(lane.block.consumer_ring(), Step::release, record.key, 0, 0);
+  record.hold = Hold::releasing;
+  if (given == Given::performed) {
+    if (open_ && record.pass == pass()) received_[record.microbatch] = Received::released;
+    free_words_.push_back(record.word);
+    leases_.erase(id);
+    advance();
+  }
+  ring(bell_);
+}
+
+// ---- lanes
+
+MailboxCore::Admission MailboxCore::may_attach(size_t index) {
+  std::lock_guard lock(mutex_);
+  if (closed_) return Admission::closed;
+  Lane& lane = lanes_.at(index);
+  watch_lane(lane);
+  if (lane.attached) return Admission::taken;
+  if (!lane.ever || lane.clean || lane.same_process) return Admission::free;
+  // The dead process's copies may still land. Its pidfd turns readable only after its files, the GPU's among them, are closed.
+  if (lane.pidfd < 0) return Admission::not_fenced;
+  pollfd gone{lane.pidfd, POLLIN, 0};
+  return poll(&gone, 1, 0) == 1 ? Admission::free : Admission::not_fenced;
+}
+
+MailboxCore::Admission MailboxCore::attach(size_t index, int socket, int pidfd, bool same_process) {
+  Admission admission = may_attach(index);
+  if (admission != Admission::free) return admission;
+  std::lock_guard lock(mutex_);
+  Lane& lane = lanes_[index];
+  auto& words = lane.block.producer();
+  words.open_pass.value.store(0, std::memory_order_release);  // fenced: nobody else writes these words now
+  words.aborted.value.store(0, std::memory_order_release);
+  words.state.value.store(static_cast<uint64_t>(LaneState::empty), std::memory_order_release);
+  if (open_ && lane.ever && lane.attached_in_pass == pass()) lane.barred_pass = pass();
+  if (open_) lane.attached_in_pass = pass();
+  if (lane.pidfd >= 0) ::close(lane.pidfd);
+  lane.socket = socket;
+  lane.pidfd = pidfd;
+  lane.attached = lane.ever = true;
+  lane.lost = lane.clean = false;
+  lane.same_process = same_process;
+  ++lane.attaches;
+  ForkGuard::close_in_child(socket);
+  store_lane_words(lane);
+  record(lane.block.consumer_ring(), Step::attach, 0, 0, 0);
+  ring(bell_);
+  return Admission::free;
+}
+
+void MailboxCore::revoke(size_t index) {
+  std::lock_guard lock(mutex_);
+  Lane& lane = lanes_.at(index);
+  if (!lane.attached) return;
+  lane.attached = false;
+  lane.lost = true;
+  ForkGuard::forget(lane.socket);
+  ::close(lane.socket);
+  lane.socket = -1;
+  record(lane.block.consumer_ring(), Step::lost, 0, 0, 0);
+}
+
+LaneStatus MailboxCore::lane_status(size_t index) {
+  std::lock_guard lock(mutex_);
+  Lane& lane = lanes_.at(index);
+  if (!closed_) watch_lane(lane);
+  uint64_t beat = lane.block.producer().heartbeat.value.load(std::memory_order_acquire);
+  return {lane.attached, lane.lost, lane.ever, beat != 0, beat == 0 ? -1 : static_cast<double>(now_ns() - beat) / 1e9, lane.attaches, lane.counters};
+}
+
+void MailboxCore::close() {
+  if (fork_.forked()) return;
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) return;
+    if (open_ || failure_) end_pass("the mailbox was closed");
+    for (auto& [id, record] : leases_)
+      if (record.waiting) poison(record);
+    closed_ = true;
+    for (auto& lane : lanes_) {
+      lane.block.consumer().state.value.store(static_cast<uint64_t>(LaneState::closed), std::memory_order_release);
+      record(lane.block.consumer_ring(), Step::close, 0, 0, 0);
+      ring(lane.block.consumer().bell);
+    }
+  }
+  stop_.store(true, std::memory_order_release);
+  ring(bell_);
+  if (thread_.joinable()) thread_.join();
+  std::lock_guard lock(mutex_);
+  for (auto& lane : lanes_)
+    for (int* fd : {&lane.socket, &lane.pidfd}) {
+      if (*fd < 0) continue;
+      ForkGuard::forget(*fd);
+      ::close(*fd);
+      *fd = -1;
+    }
+}
+
+}  // namespace tapchannel

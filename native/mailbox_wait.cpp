@@ -1,0 +1,393 @@
+// recv (steps 7 and 8) and the monitor thread.
+#include <poll.h>
+#include <sys/socket.h>
+
+#include "mailbox.hpp"
+
+namespace tapchannel {
+
+namespace {
+constexpr uint64_t kTick = 20000000ULL;       // 20 ms: heartbeat and lane watch
+constexpr uint64_t kNap = 10000ULL;           // first nap between looks at words that only a GPU writes
+constexpr uint64_t kLongestNap = 100000ULL;
+
+bool readable(int fd, short what) {
+  pollfd one{fd, what, 0};
+  return fd >= 0 && poll(&one, 1, 0) == 1;
+}
+
+bool ended(int socket) {
+  char byte;
+  ssize_t got = ::recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+}
+}  // namespace
+
+Verdict MailboxCore::check_recv(const RecvRequest& request) {
+  if (Verdict bad = standing()) return bad;
+  if (!open_) return Verdict::of(Fault::no_pass);
+  uint64_t key = make_stamp(epoch_, step_, request.microbatch + 1);
+  if (request.microbatch >= microbatches_) return Verdict::of(Fault::bad_microbatch, make_stamp(epoch_, step_, microbatches_));
+  if (received_[request.microbatch] != Received::no) return Verdict::of(Fault::received_twice, key);
+  if (!port_->on_host() && port_->capturing(request.stream)) return Verdict::of(Fault::capturing, key);
+  if (leases_.size() >= port_->release_words()) return Verdict::of(Fault::held, key);
+  return {};
+}
+
+// Why the lane will never bring this key, if so.
+Verdict MailboxCore::lane_fault(Lane& lane, size_t index, uint64_t key) {
+  const auto& words = lane.block.producer();
+  Verdict bad = Verdict::of(Fault::none, key);
+  bad.lane = static_cast<int>(index);
+  uint64_t theirs = words.open_pass.value.load(std::memory_order_acquire);
+  uint64_t mine = make_stamp(epoch_, step_, microbatches_);
+  if (lane.attached && pass_of(words.aborted.value.load(std::memory_order_acquire)) >= pass_of(key)) {
+    bad.fault = Fault::aborted_by_peer;
+    bad.reason = read_text(words.reason);
+  } else if (lane.lost || lane.barred_pass == pass_of(key)) {
+    bad.fault = Fault::peer_lost;
+  } else if (lane.ever && !lane.attached) {
+    bad.fault = Fault::peer_closed;
+  } else if (lane.attached && pass_of(theirs) == pass_of(key) && pass_of(key) == pass() && theirs != mine) {
+    bad.fault = Fault::pass_mismatch;
+    bad.seen = theirs;
+    bad.expected = mine;
+  } else if (lane.attached && epoch_of(theirs) == epoch_ && pass_of(theirs) > pass_of(key)) {
+    // The producer went on. What it pushed for this pass may still be queued or in flight, unless it never pushed it.
+    return {};
+  }
+  return bad.fault == Fault::none ? Verdict{} : bad;
+}
+
+Verdict MailboxCore::bad_announce(const Lane& lane, size_t index, size_t slot, uint64_t key) {
+  for (size_t cell = 0; cell < lane.cells.size(); ++cell) {
+    const auto& announce = lane.block.announce(slot, cell);
+    const auto& geometry = lane.cells[cell];
+    uint64_t rows = announce.rows, begin = announce.row_begin;
+    bool fits = rows <= geometry.row_limit && begin <= geometry.tap_rows && rows <= geometry.tap_rows - begin;
+    if (fits && announce.dtype == geometry.dtype && announce.ndim <= kMaxDims) continue;
+    Verdict bad = Verdict::of(Fault::bad_announce, key);
+    bad.lane = static_cast<int>(index);
+    bad.cell = static_cast<int>(cell);
+    bad.seen = rows;
+    bad.expected = geometry.row_limit;
+    return bad;
+  }
+  return {};
+}
+
+// A view sized by the caller's own number must not show rows that nobody pushed for this key (I1).
+Verdict MailboxCore::rows_fault(uint64_t key, size_t slot, int64_t rows) const {
+  if (rows < 0) return {};
+  std::map<uint32_t, std::pair<uint64_t, Verdict>> sums;
+  for (size_t i = 0; i < lanes_.size(); ++i)
+    for (size_t cell = 0; cell < lanes_[i].cells.size(); ++cell) {
+      const auto& announce = lanes_[i].block.announce(slot, cell);
+      if (!lanes_[i].cells[cell].counts_rows || announce.key.load(std::memory_order_acquire) != key) continue;
+      auto& [sum, place] = sums[lanes_[i].cells[cell].tap];
+      sum += announce.rows;
+      place = Verdict::of(Fault::rows_differ, key, static_cast<int>(cell));
+      place.lane = static_cast<int>(i);
+    }
+  for (auto& [tap, sum] : sums) {
+    if (sum.first == static_cast<uint64_t>(rows)) continue;
+    sum.second.seen = sum.first;
+    sum.second.expected = static_cast<uint64_t>(rows);
+    return sum.second;
+  }
+  return {};
+}
+
+// The first thing that the key still lacks: would_block with lane and cell, or a fault that waiting cannot mend.
+Verdict MailboxCore::unmet(const RecvRequest& request, uint64_t key, bool stamps) {
+  size_t slot = request.microbatch % depth_;
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    Lane& lane = lanes_[i];
+    bool announces = request.need_announces || lane.same_process || stamps;
+    for (size_t cell = 0; cell < lane.cells.size(); ++cell) {
+      uint64_t seen = lane.block.stamp(slot, cell).load(std::memory_order_acquire);
+      bool here = reached(seen, key);
+      uint64_t said = lane.block.announce(slot, cell).key.load(std::memory_order_acquire);
+      if (here && seen != key) {
+        Verdict bad = Verdict::of(Fault::overrun, key);
+        bad.lane = static_cast<int>(i), bad.cell = static_cast<int>(cell), bad.seen = seen, bad.expected = key;
+        return bad;
+      }
+      if ((here || !stamps) && (said == key || !announces)) continue;
+      if (Verdict bad = lane_fault(lane, i, key)) {
+        bad.cell = static_cast<int>(cell), bad.slot = static_cast<int>(slot);
+        return bad;
+      }
+      Verdict want = Verdict::of(Fault::would_block, key);
+      want.lane = static_cast<int>(i), want.cell = static_cast<int>(cell), want.slot = static_cast<int>(slot);
+      want.seen = seen, want.expected = said == key ? 1 : 0;
+      return want;
+    }
+    if (announces)
+      if (Verdict bad = bad_announce(lane, i, slot, key)) return bad;
+  }
+  return {};
+}
+
+bool MailboxCore::poisoned(size_t slot) const {
+  for (const auto& lane : lanes_)
+    for (size_t cell = 0; cell < lane.cells.size(); ++cell)
+      if ((lane.block.stamp(slot, cell).load(std::memory_order_acquire) & kPoison) != 0) return true;
+  return false;
+}
+
+bool MailboxCore::all_landed(uint64_t key, size_t slot) const {
+  for (const auto& lane : lanes_)
+    for (size_t cell = 0; cell < lane.cells.size(); ++cell)
+      if (!reached(lane.block.stamp(slot, cell).load(std::memory_order_acquire), key)) return false;
+  return true;
+}
+
+// Turns "still waiting" into the verdict of a deadline.
+Verdict MailboxCore::late(Verdict want, const Patience& patience) {
+  want.waited = patience.waited_s();
+  want.limit = patience.limit_s();
+  if (want.fault == Fault::held) {
+    want.fault = Fault::credit_timeout;
+    return want;
+  }
+  const Lane& lane = lanes_[static_cast<size_t>(want.lane)];
+  uint64_t beat = lane.block.producer().heartbeat.value.load(std::memory_order_acquire);
+  want.silent = beat == 0 ? -1 : static_cast<double>(now_ns() - beat) / 1e9;
+  want.fault = !lane.ever ? Fault::never_attached : want.expected != 0 ? Fault::stamp_timeout : Fault::announce_timeout;
+  want.expected = want.key;
+  return want;
+}
+
+void MailboxCore::sleep_for(std::unique_lock<std::mutex>& lock, const Verdict& want, uint64_t limit_ns, uint64_t& nap_ns) {
+  // A GPU rings no bell: once announced, its stamp is looked for in short naps.
+  bool gpu_writes = !port_->on_host() && want.expected != 0 && want.lane >= 0;
+  Bell& bell = want.lane >= 0 ? lanes_[static_cast<size_t>(want.lane)].block.producer().bell : bell_;
+  uint32_t before = bell.count.load(std::memory_order_seq_cst);
+  lock.unlock();
+  if (gpu_writes) {
+    sleep_ns(std::min(nap_ns, limit_ns));
+    nap_ns = std::min(nap_ns * 2, kLongestNap);
+  } else {
+    // One more look after the lock is open: anything that changed since `before` rang the bell.
+    sleep_on(bell, std::min(kTick, limit_ns), [&] { return bell.count.load(std::memory_order_seq_cst) != before; });
+  }
+  lock.lock();
+}
+
+// Waits on the host until credit, announces and, for a host wait, stamps are there.
+Verdict MailboxCore::host_wait(std::unique_lock<std::mutex>& lock, const RecvRequest& request, uint64_t key, double& waited_s) {
+  Patience patience(request.timeout_s);
+  uint64_t nap = kNap;
+  bool stamps = request.mode != WaitMode::stream || port_->on_host();
+  uint64_t pass_then = pass();
+  while (true) {
+    Verdict want;
+    if (granted_ <= request.microbatch) {
+      // A stream wait made now would stand before the release that it needs: a certain deadlock unless that one is queued already.
+      std::vector<Holder> hard = blockers(request.microbatch, true);
+      bool ahead = request.mode == WaitMode::stream && hard.empty() && !request.need_announces && !port_->on_host() &&
+                   !poisoned(request.microbatch % depth_);
+      if (!ahead) {
+        want = Verdict::of(Fault::held, key);
+        want.slot = static_cast<int>(request.microbatch % depth_);
+        want.holders = hard;
+        if (request.mode == WaitMode::stream && !hard.empty()) return want;
+      }
+    }
+    // Credit first: without it no lane can have brought the key, but a lane's fault is worth more than a wait.
+    if (!want) want = unmet(request, key, stamps);
+    waited_s = patience.waited_s();
+    if (!want || (want.fault != Fault::would_block && want.fault != Fault::held)) return want;
+    if (request.mode == WaitMode::attempt) return Verdict::of(Fault::would_block, key);
+    patience.tick();
+    if (patience.over()) return late(want, patience);
+    sleep_for(lock, want, patience.left_ns(), nap);
+    if (Verdict bad = standing()) return bad;
+    if (!open_ || pass() != pass_then || received_[request.microbatch] != Received::no) return Verdict::of(Fault::aborted_here, key);
+  }
+}
+
+void MailboxCore::count_landed(uint64_t key, size_t slot, double waited_s) {
+  for (auto& lane : lanes_) {
+    lane.counters.wait_s += waited_s;
+    for (size_t cell = 0; cell < lane.cells.size(); ++cell) {
+      const auto& announce = lane.block.announce(slot, cell);
+      if (announce.key.load(std::memory_order_acquire) != key) continue;
+      bool dropped = (announce.flags & kDropped) != 0;
+      ++lane.counters.messages;
+      lane.counters.dropped += dropped ? 1 : 0;
+      lane.counters.bytes += dropped ? 0 : std::min(announce.rows, lane.cells[cell].row_limit) * lane.cells[cell].row_bytes;
+    }
+  }
+}
+
+uint64_t MailboxCore::grant_lease(const RecvRequest& request, uint64_t key, double waited_s) {
+  LeaseRecord record;
+  record.pass = pass();
+  record.microbatch = request.microbatch;
+  record.key = key;
+  record.slot = request.microbatch % depth_;
+  record.rows = request.rows;
+  record.streams.push_back(request.stream);
+  if (!all_landed(key, record.slot)) {  // only a stream wait on a GPU comes here without every stamp
+    for (size_t i = 0; i < lanes_.size(); ++i)
+      for (size_t cell = 0; cell < lanes_[i].cells.size(); ++cell) {
+        const auto& stamp = lanes_[i].block.stamp(record.slot, cell);
+        if (!reached(stamp.load(std::memory_order_acquire), key)) port_->wait(request.stream, i, stamp, key);
+      }
+    record.waiting = true;
+    record.patience = Patience(request.timeout_s);
+  } else {
+    count_landed(key, record.slot, waited_s);
+  }
+  record.word = take_word();
+  for (auto& lane : lanes_) tapchannel::record(lane.block.consumer_ring(), record.waiting ? Step::wait : Step::read, key, 0, 0);
+  received_[request.microbatch] = Received::leased;
+  uint64_t id = next_lease_++;
+  leases_.emplace(id, std::move(record));
+  ring(bell_);
+  return id;
+}
+
+std::pair<Verdict, uint64_t> MailboxCore::recv(const RecvRequest& request) {
+  if (fork_.forked()) return {Verdict::of(Fault::forked), 0};
+  std::unique_lock lock(mutex_);
+  if (Verdict bad = check_recv(request)) return {bad, 0};
+  uint64_t key = make_stamp(epoch_, step_, request.microbatch + 1);
+  double waited_s = 0;
+  size_t slot = request.microbatch % depth_;
+  Verdict verdict = host_wait(lock, request, key, waited_s);
+  if (!verdict && all_landed(key, slot)) verdict = rows_fault(key, slot, request.rows);
+  switch (verdict.fault) {
+    case Fault::none:
+      return {Verdict{}, grant_lease(request, key, waited_s)};
+    case Fault::would_block:
+    case Fault::held:
+    case Fault::closed:
+    case Fault::aborted_here:
+      return {verdict, 0};
+    default:  // one verdict a key, the same for every later call until abort or reset
+      if (!failure_) failure_ = verdict;
+      return {verdict, 0};
+  }
+}
+
+Verdict MailboxCore::settle(uint64_t lease, double timeout_s) {
+  if (fork_.forked()) return Verdict::of(Fault::forked);
+  std::unique_lock lock(mutex_);
+  Patience patience(timeout_s);
+  while (true) {
+    auto found = leases_.find(lease);
+    if (found == leases_.end()) return {};
+    if (found->second.failure) return found->second.failure;
+    if (!found->second.waiting || all_landed(found->second.key, found->second.slot)) return {};
+    patience.tick();
+    if (patience.over()) return Verdict::of(Fault::would_block, found->second.key);
+    lock.unlock();
+    sleep_ns(kLongestNap);
+    lock.lock();
+  }
+}
+
+AnnounceFacts MailboxCore::announce(size_t index, size_t cell, uint64_t microbatch, uint64_t step) {
+  std::lock_guard lock(mutex_);
+  const auto& lane = lanes_.at(index);
+  const Announce& said = lane.block.announce(microbatch % depth_, cell);
+  uint64_t key = make_stamp(epoch_, step, microbatch + 1);
+  AnnounceFacts facts;
+  if (said.key.load(std::memory_order_acquire) != key) return facts;
+  facts.rows = said.rows;
+  facts.row_begin = said.row_begin;
+  facts.dtype = said.dtype;
+  facts.flags = said.flags;
+  facts.checksum = said.checksum;
+  uint32_t ndim = std::min(said.ndim, kMaxDims);
+  facts.shape.assign(said.shape, said.shape + ndim);
+  facts.present = said.key.load(std::memory_order_acquire) == key;
+  return facts;
+}
+
+// ---- the monitor
+
+void MailboxCore::watch_lane(Lane& lane) {
+  if (!lane.attached) return;
+  bool closed = lane.block.producer().state.value.load(std::memory_order_acquire) == static_cast<uint64_t>(LaneState::closed);
+  if (!closed && !ended(lane.socket) && !readable(lane.pidfd, POLLIN)) return;
+  lane.attached = false;
+  // Looked at again: an orderly close stores its state before it closes the socket.
+  lane.clean = lane.block.producer().state.value.load(std::memory_order_acquire) == static_cast<uint64_t>(LaneState::closed);
+  lane.lost = !lane.clean;
+  ForkGuard::forget(lane.socket);
+  ::close(lane.socket);
+  lane.socket = -1;
+  record(lane.block.consumer_ring(), lane.lost ? Step::lost : Step::close, 0, 0, 0);
+}
+
+void MailboxCore::watch_leases(std::vector<uint64_t>& released) {
+  for (auto& [id, record] : leases_) {
+    if (record.hold == Hold::dropped) released.push_back(id);  // refused once: try again
+    if (record.hold == Hold::releasing && port_->released(record.word, id)) released.push_back(id);
+    if (!record.waiting) continue;
+    if (all_landed(record.key, record.slot)) {
+      record.waiting = false;
+      count_landed(record.key, record.slot, record.patience.waited_s());
+      for (auto& lane : lanes_) tapchannel::record(lane.block.consumer_ring(), Step::read, record.key, 0, 0);
+      if (Verdict bad = rows_fault(record.key, record.slot, record.rows)) fail(record, std::move(bad));
+      continue;
+    }
+    record.patience.tick();
+    RecvRequest request;
+    request.microbatch = record.microbatch;
+    request.need_announces = true;
+    Verdict want = unmet(request, record.key, true);
+    if (!want) continue;
+    if (want.fault == Fault::would_block && record.patience.over()) want = late(want, record.patience);
+    if (want.fault != Fault::would_block) fail(record, std::move(want));
+  }
+}
+
+// Returns true while something is pending that only naps can see.
+bool MailboxCore::tick(bool watch) {
+  std::lock_guard lock(mutex_);
+  for (auto& lane : lanes_) {
+    if (!watch) break;
+    watch_lane(lane);
+    lane.block.consumer().heartbeat.value.store(now_ns(), std::memory_order_release);
+  }
+  std::vector<uint64_t> released;
+  watch_leases(released);
+  for (uint64_t id : released) {
+    LeaseRecord& record = leases_.at(id);
+    if (record.hold == Hold::dropped) {
+      give_back(id, record);
+      continue;
+    }
+    if (open_ && record.pass == pass()) received_[record.microbatch] = Received::released;
+    free_words_.push_back(record.word);
+    leases_.erase(id);
+  }
+  if (!released.empty()) advance();
+  for (const auto& [id, record] : leases_)
+    if (record.hold != Hold::held || record.waiting) return true;
+  return false;
+}
+
+void MailboxCore::monitor() {
+  uint64_t nap = kNap, watched_at = 0;
+  while (!stop_.load(std::memory_order_acquire)) {
+    uint32_t before = bell_.count.load(std::memory_order_seq_cst);
+    bool watch = now_ns() - watched_at > kTick / 2;
+    if (watch) watched_at = now_ns();
+    bool pending = tick(watch);
+    if (pending) {
+      sleep_ns(nap);
+      nap = std::min(nap * 2, kLongestNap);
+    } else {
+      nap = kNap;
+      sleep_on(bell_, kTick, [&] { return stop_.load(std::memory_order_acquire) || bell_.count.load(std::memory_order_seq_cst) != before; });
+    }
+  }
+}
+
+}  // namespace tapchannel

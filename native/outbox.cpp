@@ -1,0 +1,439 @@
+#include "outbox.hpp"
+
+#include <sys/socket.h>
+
+namespace tapchannel {
+
+namespace {
+constexpr uint64_t kTick = 20000000ULL;  // 20 ms: heartbeat, peer watch, reaping
+constexpr uint64_t kFinishLimit = 10000000000ULL;
+
+double seconds_since(uint64_t then) { return then == 0 ? -1 : static_cast<double>(now_ns() - then) / 1e9; }
+}  // namespace
+
+OutboxCore::OutboxCore(ControlBlock block, std::unique_ptr<Transport> transport, std::vector<CellGeometry> cells, uint64_t slot_bytes,
+                       bool drop_newest, size_t queue_limit, double timeout_s, int socket)
+    : block_(std::move(block)), transport_(std::move(transport)), cells_(std::move(cells)), slot_bytes_(slot_bytes),
+      drop_newest_(drop_newest), queue_limit_(queue_limit), timeout_s_(timeout_s), socket_(socket) {
+  ForkGuard::install();
+  ForkGuard::close_in_child(socket_);
+  auto& words = block_.producer();
+  words.heartbeat.value.store(now_ns(), std::memory_order_release);
+  words.state.value.store(static_cast<uint64_t>(LaneState::attached), std::memory_order_release);
+  record(block_.producer_ring(), Step::attach, 0, 0, 0);
+}
+
+void OutboxCore::start(std::function<void()> on_retired) {
+  on_retired_ = std::move(on_retired);
+  thread_ = std::thread([this] { progress(); });
+}
+
+OutboxCore::~OutboxCore() {
+  if (fork_.forked()) {
+    // The thread lives in the parent: neither join nor signal, and leave every handle to the parent.
+    new std::thread(std::move(thread_));
+    transport_.release();
+    return;
+  }
+  close();
+}
+
+Verdict OutboxCore::check_peer() {
+  if (fork_.forked()) return Verdict::of(Fault::forked);
+  if (closed_) return Verdict::of(Fault::closed);
+  return failure_;
+}
+
+Verdict OutboxCore::check() {
+  if (fork_.forked()) return Verdict::of(Fault::forked);
+  std::lock_guard lock(mutex_);
+  return check_peer();
+}
+
+Verdict OutboxCore::open_pass(uint64_t step, uint64_t microbatches) {
+  if (fork_.forked()) return Verdict::of(Fault::forked);
+  std::lock_guard lock(mutex_);
+  if (Verdict bad = check_peer()) return bad;
+  if (open_) return Verdict::of(Fault::pass_open, make_stamp(epoch_, step_, 0));
+  uint64_t epoch = block_.consumer().epoch.value.load(std::memory_order_acquire);
+  if (epoch != epoch_) last_step_ = -1;  // a new life counts its passes anew
+  if (static_cast<int64_t>(step) <= last_step_) {
+    Verdict bad = Verdict::of(Fault::step_not_growing);
+    bad.seen = step;
+    bad.expected = static_cast<uint64_t>(last_step_);
+    return bad;
+  }
+  epoch_ = epoch;
+  step_ = step;
+  microbatches_ = microbatches;
+  last_step_ = static_cast<int64_t>(step);
+  pushed_.assign(microbatches * cells_.size(), false);
+  pushed_count_ = 0;
+  open_ = true;
+  block_.producer().open_pass.value.store(make_stamp(epoch_, step_, microbatches), std::memory_order_release);
+  record(block_.producer_ring(), Step::open_pass, make_stamp(epoch_, step_, microbatches), 0, 0);
+  return {};
+}
+
+Verdict OutboxCore::close_pass() {
+  if (fork_.forked()) return Verdict::of(Fault::forked);
+  std::lock_guard lock(mutex_);
+  if (Verdict bad = check_peer()) return bad;
+  if (!open_) return Verdict::of(Fault::no_pass);
+  const auto& peer = block_.consumer();
+  if (pass_of(peer.aborted.value.load(std::memory_order_acquire)) >= pass()) {
+    Verdict bad = Verdict::of(Fault::aborted_by_peer, make_stamp(epoch_, step_, 0));
+    bad.reason = read_text(peer.reason);
+    return bad;
+  }
+  if (pushed_count_ != pushed_.size()) {
+    Verdict bad = Verdict::of(Fault::incomplete, make_stamp(epoch_, step_, 0));
+    bad.seen = pushed_count_;
+    bad.expected = pushed_.size();
+    for (size_t i = 0; i < pushed_.size() && bad.cell < 0; ++i)
+      if (!pushed_[i]) {
+        bad.cell = static_cast<int>(i % cells_.size());
+        bad.key = make_stamp(epoch_, step_, i / cells_.size() + 1);
+      }
+    return bad;
+  }
+  open_ = false;
+  record(block_.producer_ring(), Step::close_pass, make_stamp(epoch_, step_, microbatches_), 0, 0);
+  return {};
+}
+
+Verdict OutboxCore::check_push(const Push& push) {
+  if (Verdict bad = check_peer()) return bad;
+  if (!open_) return Verdict::of(Fault::no_pass);
+  uint64_t key = make_stamp(epoch_, step_, push.microbatch + 1);
+  if (push.microbatch >= microbatches_) return Verdict::of(Fault::bad_microbatch, make_stamp(epoch_, step_, microbatches_));
+  if (push.cell >= cells_.size()) return Verdict::of(Fault::bad_cell, key);
+  const auto& cell = cells_[push.cell];
+  if (push.source.rows > cell.row_limit || push.row_begin > cell.tap_rows || push.source.rows > cell.tap_rows - push.row_begin)
+    return Verdict::of(Fault::bad_rows, key, static_cast<int>(push.cell));
+  if (pushed_[push.microbatch * cells_.size() + push.cell]) return Verdict::of(Fault::pushed_twice, key, static_cast<int>(push.cell));
+  const auto& peer = block_.consumer();
+  if (pass_of(peer.aborted.value.load(std::memory_order_acquire)) >= pass()) {
+    Verdict bad = Verdict::of(Fault::aborted_by_peer, key, static_cast<int>(push.cell));
+    bad.reason = read_text(peer.reason);
+    return bad;
+  }
+  uint64_t theirs = peer.open_pass.value.load(std::memory_order_acquire);
+  uint64_t mine = make_stamp(epoch_, step_, microbatches_);
+  Fault what = Fault::none;
+  if (peer.epoch.value.load(std::memory_order_acquire) != epoch_) what = Fault::epoch_mismatch;
+  else if (pass_of(theirs) == pass() && theirs != mine) what = Fault::pass_mismatch;
+  else if (epoch_of(theirs) == epoch_ && pass_of(theirs) > pass()) what = Fault::pass_over;
+  if (what == Fault::none) return {};
+  Verdict bad = Verdict::of(what, key, static_cast<int>(push.cell));
+  bad.seen = what == Fault::epoch_mismatch ? make_stamp(peer.epoch.value.load(std::memory_order_acquire), 0, 0) : theirs;
+  bad.expected = mine;
+  return bad;
+}
+
+// Step 3. Credit names the last key that may be written; it counts only for the pass that it was given in.
+bool OutboxCore::credit_covers(uint64_t key) const {
+  uint64_t credit = block_.consumer().credit.value.load(std::memory_order_acquire);
+  return pass_of(credit) == pass_of(key) && count_of(credit) >= count_of(key);
+}
+
+Verdict OutboxCore::push(Push push) {
+  if (fork_.forked()) return Verdict::of(Fault::forked);
+  std::lock_guard lock(mutex_);
+  if (Verdict bad = check_push(push)) return bad;
+  uint64_t key = make_stamp(epoch_, step_, push.microbatch + 1);
+  bool now = queue_.empty() && !draining_ && credit_covers(key);
+  bool dropped = !now && drop_newest_;
+  if (!now && !dropped && queue_.size() >= queue_limit_) {
+    Verdict bad = Verdict::of(Fault::queue_full, key, static_cast<int>(push.cell));
+    bad.seen = queue_.size();
+    bad.expected = block_.consumer().credit.value.load(std::memory_order_acquire);
+    return bad;
+  }
+  Pending pending{push, key, nullptr, dropped, now_ns()};
+  try {
+    if (!dropped) pending.token = transport_->order(push.stream);  // step 4
+  } catch (const CapturingError&) {
+    return Verdict::of(Fault::capturing, key, static_cast<int>(push.cell));
+  }
+  if (dropped) {  // nothing of the source is kept: its cell will get the poison pattern
+    retired_.push_back({push.owner, -1, key, push.cell});
+    pending.push.owner = nullptr;
+    ++counters_.dropped;
+  }
+  if (now) {
+    try {
+      send(pending);
+    } catch (const std::exception& error) {
+      device_failed(error.what());  // the consumer hears of it at once; the caller gets the error itself
+      throw;
+    }
+    sent(pending, true);
+  } else {
+    record(block_.producer_ring(), Step::claim, key, push.cell, 0);
+    if (queue_.empty()) head_wait_ = std::make_unique<Patience>(timeout_s_);
+    queue_.push_back(std::move(pending));
+    ++counters_.deferred;
+    counters_.queued_peak = std::max<uint64_t>(counters_.queued_peak, queue_.size());
+    if (credit_covers(queue_.front().key)) ring(block_.consumer().bell);  // it came meanwhile: wake our own thread
+  }
+  pushed_[push.microbatch * cells_.size() + push.cell] = true;
+  ++pushed_count_;
+  ++counters_.pushes;
+  return {};
+}
+
+// Step 2. Its place is the slot's, so it is written only once credit covers the key.
+void OutboxCore::announce(const Pending& pending, size_t slot, uint64_t bytes) {
+  const Push& push = pending.push;
+  Announce& announce = block_.announce(slot, push.cell);
+  announce.key.store(0, std::memory_order_release);
+  announce.rows = push.source.rows;
+  announce.row_begin = push.row_begin;
+  announce.dtype = cells_[push.cell].dtype;
+  announce.ndim = push.ndim;
+  std::copy(push.shape, push.shape + kMaxDims, announce.shape);
+  announce.flags = pending.dropped ? kDropped : push.checksummed ? kChecksummed : 0u;
+  announce.checksum = push.checksum;
+  announce.key.store(pending.key, std::memory_order_release);
+  record(block_.producer_ring(), Step::announce, pending.key, push.cell, bytes);
+  ring(block_.producer().bell);
+}
+
+// Steps 2, 5 and 6 of one push; touches no state but the wire's. One call at a time a lane: under the lock, or draining.
+void OutboxCore::send(const Pending& pending) {
+  const Push& push = pending.push;
+  const CellGeometry& cell = cells_[push.cell];
+  size_t slot = push.microbatch % block_.depth();
+  auto& events = block_.producer_ring();
+  uint64_t bytes = pending.dropped ? 0 : push.source.rows * cell.row_bytes;
+
+  bool ahead = transport_->immediate();
+  if (ahead) announce(pending, slot, bytes);
+
+  uint64_t offset = slot * slot_bytes_ + cell.offset + push.row_begin * cell.pitch;
+  if (pending.dropped) transport_->put_poison(offset, push.source.rows, cell);
+  else if (push.source.rows != 0 && cell.row_bytes != 0) transport_->put(pending.token, push.source, offset, cell);
+  else if (pending.token != nullptr) transport_->forget(pending.token);
+  record(events, Step::put, pending.key, push.cell, bytes);
+
+  transport_->stamp(block_.stamp(slot, push.cell), pending.key);
+  record(events, Step::stamp, pending.key, push.cell, bytes);
+  // Where put and stamp are only enqueued, the announce follows the enqueue: an announced key is then one whose stamp is on its
+  // way, and a consumer of this very process may make its stream wait without holding up our copy (DESIGN section 6, I6).
+  if (!ahead) announce(pending, slot, bytes);
+  ring(block_.producer().bell);
+}
+
+void OutboxCore::sent(const Pending& pending, bool in_call) {
+  const Push& push = pending.push;
+  ++issued_;
+  counters_.bytes += pending.dropped ? 0 : push.source.rows * cells_[push.cell].row_bytes;
+  if (push.owner == nullptr) return;
+  // A copy that ended inside the caller's own push cannot have seen a later change: nothing to check.
+  bool done = transport_->immediate();
+  Retired source{push.owner, done && in_call ? -1 : push.version, pending.key, push.cell};
+  if (done) retired_.push_back(source);
+  else in_flight_.push_back({issued_, source});
+}
+
+void OutboxCore::device_failed(const std::string& reason) {
+  Verdict bad = Verdict::of(Fault::device_error);
+  bad.reason = reason;
+  if (!failure_) fail(std::move(bad), reason);
+}
+
+// Sends what credit covers. The lock is open during the copy, so that a push meanwhile queues up instead of waiting.
+void OutboxCore::drain(std::unique_lock<std::mutex>& lock) {
+  if (draining_) return;
+  draining_ = true;
+  while (!queue_.empty() && !failure_ && credit_covers(queue_.front().key)) {
+    Pending pending = std::move(queue_.front());
+    queue_.pop_front();
+    counters_.credit_wait_s += static_cast<double>(now_ns() - pending.queued_at) / 1e9;
+    head_wait_ = queue_.empty() ? nullptr : std::make_unique<Patience>(timeout_s_);
+    lock.unlock();
+    std::string error;
+    try {
+      send(pending);
+    } catch (const std::exception& caught) {
+      error = caught.what();
+    }
+    lock.lock();
+    sent(pending, false);
+    if (!error.empty()) device_failed(error);
+  }
+  draining_ = false;
+  if (queue_.empty()) drained_.notify_all();
+}
+
+void OutboxCore::drop_queue() {
+  for (auto& pending : queue_) {
+    if (pending.token != nullptr) transport_->forget(pending.token);
+    if (pending.push.owner != nullptr) retired_.push_back({pending.push.owner, -1, pending.key, pending.push.cell});
+  }
+  queue_.clear();
+  head_wait_.reset();
+  drained_.notify_all();
+}
+
+void OutboxCore::reap() {
+  if (in_flight_.empty()) return;
+  uint64_t performed = transport_->performed();
+  while (!in_flight_.empty() && in_flight_.front().number <= performed) {
+    retired_.push_back(in_flight_.front().source);
+    in_flight_.pop_front();
+  }
+  if (in_flight_.empty()) drained_.notify_all();
+}
+
+std::vector<Retired> OutboxCore::take_retired(bool attempt) {
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (!attempt) lock.lock();
+  else if (!lock.try_lock()) return {};
+  reap();
+  return std::exchange(retired_, {});
+}
+
+void OutboxCore::modified(const Retired& source) {
+  std::lock_guard lock(mutex_);
+  if (failure_) return;
+  fail(Verdict::of(Fault::source_modified, source.key, static_cast<int>(source.cell)),
+       "a source tensor was modified in place before its copy was done");
+}
+
+void OutboxCore::abort_pass(const std::string& reason) {
+  auto& words = block_.producer();
+  write_text(words.reason, reason);
+  words.aborted.value.store(make_stamp(epoch_, step_, 0), std::memory_order_release);
+  record(block_.producer_ring(), Step::abort, make_stamp(epoch_, step_, 0), 0, 0);
+  ring(words.bell);
+  drop_queue();
+}
+
+void OutboxCore::fail(Verdict verdict, const std::string& reason) {
+  failure_ = std::move(verdict);
+  abort_pass(reason);
+}
+
+void OutboxCore::abort(const std::string& reason) {
+  if (fork_.forked()) return;
+  std::lock_guard lock(mutex_);
+  if (closed_) return;
+  if (open_ || failure_) abort_pass(reason);
+  open_ = false;
+  if (failure_.fault != Fault::peer_lost && failure_.fault != Fault::peer_closed) failure_ = {};
+}
+
+Verdict OutboxCore::flush(double timeout_s) {
+  if (fork_.forked()) return Verdict::of(Fault::forked);
+  std::unique_lock lock(mutex_);
+  Patience patience(timeout_s);
+  while (true) {
+    if (Verdict bad = check_peer()) return bad;
+    drain(lock);
+    reap();
+    if (queue_.empty() && in_flight_.empty() && !draining_) return {};
+    patience.tick();
+    if (patience.over()) break;
+    bool copying = queue_.empty();
+    drained_.wait_for(lock, std::chrono::nanoseconds(std::min<uint64_t>(patience.left_ns(), copying ? 200000 : kTick)));
+  }
+  Verdict bad = Verdict::of(Fault::credit_timeout);
+  if (!queue_.empty()) bad.key = queue_.front().key;
+  else if (!in_flight_.empty()) bad.key = in_flight_.front().source.key;
+  bad.seen = block_.consumer().credit.value.load(std::memory_order_acquire);
+  bad.expected = bad.key;
+  bad.waited = patience.waited_s();
+  bad.limit = timeout_s;
+  bad.silent = seconds_since(block_.consumer().heartbeat.value.load(std::memory_order_acquire));
+  return bad;
+}
+
+bool OutboxCore::socket_ended() const {
+  char byte;
+  ssize_t got = recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+}
+
+// The oldest queued push has a deadline: a consumer that never gives credit must become an error, not a growing queue.
+void OutboxCore::watch_queue() {
+  const auto& peer = block_.consumer();
+  if (queue_.empty()) return;
+  uint64_t theirs = pass_of(peer.aborted.value.load(std::memory_order_acquire));
+  uint64_t key = queue_.front().key;
+  if (theirs >= pass_of(key) || peer.epoch.value.load(std::memory_order_acquire) != epoch_of(key)) {
+    drop_queue();  // the next push, or close_pass, says why
+    return;
+  }
+  head_wait_->tick();
+  if (!head_wait_->over() || credit_covers(key)) return;
+  Verdict bad = Verdict::of(Fault::credit_timeout, key, static_cast<int>(queue_.front().push.cell));
+  bad.seen = peer.credit.value.load(std::memory_order_acquire);
+  bad.expected = key;
+  bad.waited = head_wait_->waited_s();
+  bad.limit = timeout_s_;
+  bad.silent = seconds_since(peer.heartbeat.value.load(std::memory_order_acquire));
+  fail(std::move(bad), "no credit came before the deadline");
+}
+
+void OutboxCore::progress() {
+  auto& peer = block_.consumer();
+  while (!stop_.load(std::memory_order_acquire)) {
+    bool retired = false;
+    uint64_t key = 0;
+    {
+      std::unique_lock lock(mutex_);
+      bool said_closed = peer.state.value.load(std::memory_order_acquire) == static_cast<uint64_t>(LaneState::closed);
+      if ((said_closed || socket_ended()) && !failure_) {
+        Verdict bad = Verdict::of(said_closed ? Fault::peer_closed : Fault::peer_lost);
+        bad.silent = seconds_since(peer.heartbeat.value.load(std::memory_order_acquire));
+        failure_ = bad;
+        record(block_.producer_ring(), Step::lost, 0, 0, 0);
+        drop_queue();
+      }
+      drain(lock);
+      watch_queue();
+      reap();
+      block_.producer().heartbeat.value.store(now_ns(), std::memory_order_release);
+      retired = !retired_.empty();
+      if (!queue_.empty()) key = queue_.front().key;
+    }
+    if (retired && on_retired_) on_retired_();
+    sleep_on(peer.bell, kTick, [&] { return stop_.load(std::memory_order_acquire) || (key != 0 && credit_covers(key)); });
+  }
+}
+
+OutboxCounters OutboxCore::counters() {
+  std::lock_guard lock(mutex_);
+  counters_.queued = queue_.size();
+  return counters_;
+}
+
+void OutboxCore::close() {
+  if (fork_.forked()) return;
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) return;
+    closed_ = true;
+    drop_queue();
+  }
+  stop_.store(true, std::memory_order_release);
+  ring(block_.consumer().bell);
+  if (thread_.joinable()) thread_.join();
+  std::lock_guard lock(mutex_);
+  bool clean = transport_->finish(kFinishLimit);
+  reap();
+  for (auto& flight : in_flight_) retired_.push_back(flight.source);
+  in_flight_.clear();
+  auto& words = block_.producer();
+  record(block_.producer_ring(), Step::close, 0, 0, 0);
+  // Only when nothing is in flight any more: the consumer lets the next life of this lane in without a further fence.
+  if (clean) words.state.value.store(static_cast<uint64_t>(LaneState::closed), std::memory_order_release);
+  ring(words.bell);
+  ForkGuard::forget(socket_);
+  ::close(socket_);
+  socket_ = -1;
+}
+
+}  // namespace tapchannel

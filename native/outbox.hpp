@@ -1,0 +1,129 @@
+// The producer's core: one lane. push (steps 2 to 6), the bounded queue, and the progress thread that drains it.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "fork_guard.hpp"
+#include "transport.hpp"
+#include "verdict.hpp"
+
+namespace tapchannel {
+
+struct Push {
+  uint64_t microbatch = 0;
+  uint32_t cell = 0;
+  Source source;
+  uint64_t row_begin = 0;
+  uintptr_t stream = 0;
+  uint32_t ndim = 0;
+  uint64_t shape[kMaxDims]{};
+  uint32_t checksum = 0;
+  bool checksummed = false;
+  void* owner = nullptr;   // keeps the source alive; given back through take_retired()
+  int64_t version = -1;    // the source's in-place version at push time; -1: not to be checked
+};
+
+struct Retired {
+  void* owner;
+  int64_t version;
+  uint64_t key;
+  uint32_t cell;
+};
+
+struct OutboxCounters {
+  uint64_t pushes = 0, bytes = 0, deferred = 0, dropped = 0, queued = 0, queued_peak = 0;
+  double credit_wait_s = 0;
+};
+
+class OutboxCore {
+ public:
+  OutboxCore(ControlBlock block, std::unique_ptr<Transport> transport, std::vector<CellGeometry> cells, uint64_t slot_bytes,
+             bool drop_newest, size_t queue_limit, double timeout_s, int socket);
+  ~OutboxCore();
+  OutboxCore(const OutboxCore&) = delete;
+
+  Verdict open_pass(uint64_t step, uint64_t microbatches);
+  Verdict close_pass();
+  // Never waits for credit and never makes a stream wait. On any fault nothing was announced, put or queued.
+  Verdict push(Push push);
+  Verdict flush(double timeout_s);
+  void abort(const std::string& reason);
+  // Ends the thread, waits (bounded) for the copies in flight, tells the consumer, closes the socket. Twice is fine.
+  void close();
+  void modified(const Retired& source);  // a source changed in place before its copy was done
+
+  // Sources that no copy reads any more. attempt: give up rather than wait for the lock.
+  std::vector<Retired> take_retired(bool attempt);
+  // Starts the progress thread. `on_retired` runs on it, without any lock, when sources can be let go.
+  void start(std::function<void()> on_retired);
+  OutboxCounters counters();
+  Verdict check();  // the lane's standing fault, if any
+  ControlBlock& block() { return block_; }
+
+ private:
+  struct Pending {
+    Push push;
+    uint64_t key;
+    Transport::Token token;
+    bool dropped;
+    uint64_t queued_at;
+  };
+  struct InFlight {
+    uint64_t number;
+    Retired source;
+  };
+  Verdict check_push(const Push& push);
+  Verdict check_peer();
+  bool credit_covers(uint64_t key) const;
+  void announce(const Pending& pending, size_t slot, uint64_t bytes);
+  void send(const Pending& pending);
+  void sent(const Pending& pending, bool in_call);
+  void drain(std::unique_lock<std::mutex>& lock);
+  void device_failed(const std::string& reason);
+  void drop_queue();
+  void reap();
+  void fail(Verdict verdict, const std::string& reason);
+  void abort_pass(const std::string& reason);
+  void watch_queue();
+  bool socket_ended() const;
+  void progress();
+  uint64_t pass() const { return make_stamp(epoch_, step_, 0) >> kMicrobatchBits; }
+
+  ForkGuard fork_;
+  ControlBlock block_;
+  std::unique_ptr<Transport> transport_;
+  std::vector<CellGeometry> cells_;
+  uint64_t slot_bytes_;
+  bool drop_newest_;
+  size_t queue_limit_;
+  double timeout_s_;
+  int socket_;
+
+  std::mutex mutex_;
+  std::condition_variable drained_;
+  bool open_ = false;
+  bool closed_ = false;
+  bool draining_ = false;
+  uint64_t epoch_ = 0, step_ = 0, microbatches_ = 0;
+  int64_t last_step_ = -1;
+  uint64_t pushed_count_ = 0;
+  std::vector<bool> pushed_;
+  std::deque<Pending> queue_;
+  std::unique_ptr<Patience> head_wait_;
+  std::deque<InFlight> in_flight_;
+  std::vector<Retired> retired_;
+  uint64_t issued_ = 0;
+  Verdict failure_;
+  OutboxCounters counters_;
+  std::function<void()> on_retired_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace tapchannel

@@ -1,0 +1,234 @@
+"""The outbox's side of the attach handshake (drawn in `service`)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from . import _native, errors
+from .descriptor import NONCE_BYTES, Challenge, Hello, Offer, Refusal, proof, proven
+from .errors import AttachError, AttachTimeout, ConfigError, PlanMismatchError, ProtocolError
+from .memory import Device, local_arena
+from .plan import Cell, TapPlan
+from .stores import Rendezvous
+from .transport.base import Transport
+from .transport.select import choose, transport_of
+from .wire import CHALLENGE, HELLO, LIVE, OFFER, READY, REFUSAL, Fields, receive_frame, send_frame
+
+_RETRY_S: Final = 0.05
+_ATTEMPT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What an outbox asks for."""
+
+    name: str
+    plan: TapPlan
+    rank: int
+    claimed: tuple[str, ...] | None
+    device: object
+    transport: str
+    secret: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A live attach: local handles, and what the mailbox said of itself."""
+
+    offer: Offer
+    cells: tuple[Cell, ...]
+    arena: _native.Arena
+    block: _native.ControlBlock
+    transport: Transport
+    refused: dict[str, str]
+    device: Device
+    link: socket.socket
+
+
+class _Again(Exception):  # noqa: N818 - never leaves this module
+    """This attempt failed for a reason that time may mend."""
+
+
+def attach(place: Rendezvous, request: Request, limit: float) -> Attachment:
+    """Find the mailbox and attach to it.
+
+    Blocks:     until attached, refused, or ``limit`` seconds have passed.
+    On failure: nothing stays mapped or open, on either side.
+
+    Raises:
+        AttachTimeout: no mailbox was there in time, or it never let this lane in.
+        PlanMismatchError, AttachError, TransportUnavailable, UsageError: it refused, and said why.
+    """
+    began = time.monotonic()
+    last = "no mailbox has published its address yet"
+    while True:
+        try:
+            address = place.lookup()
+            if address is not None:
+                last = f"address {address}"
+                return _attempt(address, request, began + limit)
+        except _Again as reason:
+            last = str(reason)
+        waited = time.monotonic() - began
+        if waited >= limit:
+            raise AttachTimeout(
+                "outbox did not attach",
+                channel=request.name,
+                rank=request.rank,
+                waited=waited,
+                limit=limit,
+                last_progress=last,
+                seen=place.describe(),
+                next_step="is the rank with the Mailbox running, with the same store and name?",
+            )
+        time.sleep(min(_RETRY_S, limit))
+
+
+def _attempt(address: str, request: Request, deadline: float) -> Attachment:
+    deadline = min(deadline, time.monotonic() + _ATTEMPT_S)
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        link.settimeout(max(0.01, deadline - time.monotonic()))
+        link.connect(address.removeprefix("unix://"))
+        return _handshake(link, request, deadline)
+    except (ConnectionError, FileNotFoundError, TimeoutError) as error:
+        link.close()
+        if isinstance(error, errors.TapChannelError):
+            raise
+        raise _Again(f"{address}: {error}") from error
+    except BaseException:
+        link.close()
+        raise
+
+
+def _handshake(link: socket.socket, request: Request, deadline: float) -> Attachment:
+    fields = _expect(link, deadline, request, (CHALLENGE, REFUSAL))
+    challenge = Challenge.parse(fields)
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    if request.secret is not None and not challenge.secret:
+        raise AttachError(
+            "mailbox has no job secret, this outbox has one",
+            channel=request.name,
+            rank=request.rank,
+            next_step="give both sides the same secret=",
+        )
+    own = proof(request.secret, "outbox", challenge, nonce, request.rank) if request.secret else None
+    hello = Hello(
+        request.name,
+        request.rank,
+        os.getpid(),
+        socket.gethostname()[:255],
+        nonce,
+        request.plan.to_json(),
+        request.claimed,
+        own,
+    )
+    send_frame(link, HELLO, hello.body())
+    fields, fds = receive_frame(link, deadline, (OFFER, REFUSAL))
+    try:
+        _raise_refusal(fields, request)
+        offer = Offer.parse(fields)
+        if request.secret is not None and not proven(
+            proof(request.secret, "mailbox", challenge, nonce, request.rank), offer.proof
+        ):
+            raise AttachError("mailbox does not know the job secret", channel=request.name)
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+    return _map(link, request, deadline, challenge, offer, fds)
+
+
+def _map(
+    link: socket.socket,
+    request: Request,
+    deadline: float,
+    challenge: Challenge,
+    offer: Offer,
+    fds: Sequence[int],
+) -> Attachment:
+    """Map what was offered, write the self-test, wait for "live"."""
+    if not fds:
+        raise ProtocolError("offer came without the control block's descriptor", channel=request.name)
+    arena_fds = list(fds[1:])
+    try:
+        cells = _checked_cells(request, offer)
+        block = _native.ControlBlock.adopt(
+            fds[0], offer.lane, offer.depth, len(cells), challenge.mailbox_id
+        )
+    except BaseException:
+        for fd in arena_fds:
+            os.close(fd)
+        raise
+    transport = transport_of(offer.memory)
+    device = Device(None) if offer.memory == "host" else Device.parse(request.device or "cuda")
+    try:
+        refused = choose(device, request.transport).refused
+        local = local_arena(challenge.mailbox_id) if offer.memory == "ipc" else None
+        arena = local or transport.adopt(offer, arena_fds, device)
+        arena.write_probe(offer.probe_offset, offer.probe)
+    except errors.TapChannelError as error:
+        reply = Refusal(type(error).__name__, "outbox cannot map the mailbox", str(error), "", False)
+        send_frame(link, REFUSAL, reply.body())
+        raise
+    send_frame(link, READY, {})
+    _expect(link, deadline, request, (LIVE, REFUSAL))
+    link.settimeout(None)
+    return Attachment(offer, cells, arena, block, transport, refused, device, link)
+
+
+def _checked_cells(request: Request, offer: Offer) -> tuple[Cell, ...]:
+    """Rebuild this lane's cells from this side's own plan; the mailbox's sizes must agree."""
+    try:
+        cells = request.plan.cells(offer.shards)
+    except ConfigError as error:
+        raise ProtocolError("mailbox offers cells that the plan does not have") from error
+    if offer.slot_bytes != request.plan.slot_bytes:
+        raise ProtocolError(
+            "mailbox's slot has another size than the plan's",
+            channel=request.name,
+            seen=f"{offer.slot_bytes} B",
+            expected=f"{request.plan.slot_bytes} B",
+        )
+    return cells
+
+
+def _expect(
+    link: socket.socket, deadline: float, request: Request, kinds: tuple[int, ...]
+) -> Fields:
+    fields, fds = receive_frame(link, deadline, kinds)
+    for fd in fds:
+        os.close(fd)
+    _raise_refusal(fields, request)
+    return fields
+
+
+def _raise_refusal(fields: Fields, request: Request) -> None:
+    if fields.kind != REFUSAL:
+        return
+    refusal = Refusal.parse(fields)
+    if refusal.again:
+        raise _Again(f"{refusal.what}: {refusal.reason}")
+    if refusal.error == "PlanMismatchError":
+        raise PlanMismatchError(
+            refusal.what,
+            rows=refusal.rows,  # pyright: ignore[reportArgumentType]
+            channel=request.name,
+            next_step=refusal.next_step,
+        )
+    kinds = {"UsageError": errors.UsageError, "ChannelClosed": errors.ChannelClosed,
+             "TransportUnavailable": errors.TransportUnavailable}  # fmt: skip
+    kind = kinds.get(refusal.error, AttachError)
+    raise kind(
+        refusal.what,
+        channel=request.name,
+        rank=request.rank,
+        cause=refusal.reason or None,
+        next_step=refusal.next_step or None,
+    )

@@ -1,0 +1,252 @@
+"""What the two sides tell each other at attach: versioned, bounded, every field checked.
+
+A descriptor travels and describes; a handle (a mapping, a file descriptor) is local and is closed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+
+from .errors import ConfigError, ProtocolError
+from .lanes import MAX_CELLS, MAX_LANES, MAX_RANK, Shard
+from .layout import MAX_BYTES, MAX_NAME
+from .wire import Fields
+
+NONCE_BYTES: Final = 32
+ID_BYTES: Final = 16
+UUID_BYTES: Final = 16
+IPC_HANDLE_BYTES: Final = 64
+PROBE_BYTES: Final = 64
+PROBE_STRIDE: Final = 4096
+MAX_PLAN_TEXT: Final = 1 << 19
+MAX_HOST: Final = 255
+MAX_DEPTH: Final = 4096
+MEMORIES: Final = ("host", "vmm", "ipc", "local")
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """Mailbox to outbox: who I am, prove who you are."""
+
+    mailbox_id: bytes
+    nonce: bytes
+    name: str
+    secret: bool
+
+    def body(self) -> dict[str, object]:
+        """Give the frame's body."""
+        return {
+            "mailbox_id": self.mailbox_id.hex(),
+            "nonce": self.nonce.hex(),
+            "name": self.name,
+            "secret": self.secret,
+        }
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Challenge:
+        """Check a peer's frame."""
+        return cls(
+            fields.raw("mailbox_id", ID_BYTES),
+            fields.raw("nonce", NONCE_BYTES),
+            fields.text("name", MAX_NAME),
+            fields.flag("secret"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Outbox to mailbox: my rank, my plan, where I run; the proof where there is a secret."""
+
+    name: str
+    rank: int
+    pid: int
+    host: str
+    nonce: bytes
+    plan: str
+    claimed: tuple[str, ...] | None
+    proof: bytes | None
+
+    def body(self) -> dict[str, object]:
+        """Give the frame's body."""
+        return {
+            "name": self.name,
+            "rank": self.rank,
+            "pid": self.pid,
+            "host": self.host,
+            "nonce": self.nonce.hex(),
+            "plan": self.plan,
+            "claims": self.claimed is not None,
+            "claimed": list(self.claimed or ()),
+            "proof": (self.proof or b"").hex(),
+        }
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Hello:
+        """Check a peer's frame."""
+        claimed = [_text(item, MAX_NAME) for item in fields.items("claimed", MAX_CELLS)]
+        return cls(
+            fields.text("name", MAX_NAME),
+            fields.integer("rank", 0, MAX_RANK),
+            fields.integer("pid", 0, MAX_RANK),
+            fields.text("host", MAX_HOST),
+            fields.raw("nonce", NONCE_BYTES),
+            fields.text("plan", MAX_PLAN_TEXT),
+            tuple(claimed) if fields.flag("claims") else None,
+            fields.optional_raw("proof", NONCE_BYTES),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Mailbox to outbox: the mailbox's memory, this lane's cells, the self-test to pass.
+
+    The control block's descriptor travels with it, and the arena's where its memory has one.
+    """
+
+    lane: int
+    shards: tuple[Shard, ...]
+    depth: int
+    slot_bytes: int
+    arena_bytes: int
+    memory: str
+    device_uuid: bytes | None
+    handle: bytes | None
+    drop_newest: bool
+    pid: int
+    host: str
+    probe_offset: int
+    probe: bytes
+    proof: bytes | None
+
+    def body(self) -> dict[str, object]:
+        """Give the frame's body."""
+        return {
+            "lane": self.lane,
+            "shards": [[shard.tap, *shard.rows, *shard.columns] for shard in self.shards],
+            "depth": self.depth,
+            "slot_bytes": self.slot_bytes,
+            "arena_bytes": self.arena_bytes,
+            "memory": self.memory,
+            "device_uuid": (self.device_uuid or b"").hex(),
+            "handle": (self.handle or b"").hex(),
+            "drop_newest": self.drop_newest,
+            "pid": self.pid,
+            "host": self.host,
+            "probe_offset": self.probe_offset,
+            "probe": self.probe.hex(),
+            "proof": (self.proof or b"").hex(),
+        }
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Offer:
+        """Check a peer's frame; sizes must agree with one another."""
+        depth = fields.integer("depth", 1, MAX_DEPTH)
+        slot_bytes = fields.integer("slot_bytes", 1, MAX_BYTES // depth)
+        arena_bytes = fields.integer("arena_bytes", depth * slot_bytes, MAX_BYTES)
+        memory = fields.text("memory", 8)
+        if memory not in MEMORIES:
+            raise ProtocolError("mailbox offers memory of an unknown kind", expected=MEMORIES)
+        return cls(
+            lane=fields.integer("lane", 0, MAX_LANES - 1),
+            shards=tuple(_shard(item) for item in fields.items("shards", MAX_CELLS)),
+            depth=depth,
+            slot_bytes=slot_bytes,
+            arena_bytes=arena_bytes,
+            memory=memory,
+            device_uuid=fields.optional_raw("device_uuid", UUID_BYTES),
+            handle=fields.optional_raw("handle", IPC_HANDLE_BYTES),
+            drop_newest=fields.flag("drop_newest"),
+            pid=fields.integer("pid", 0, MAX_RANK),
+            host=fields.text("host", MAX_HOST),
+            probe_offset=fields.integer("probe_offset", 0, arena_bytes - PROBE_BYTES),
+            probe=fields.raw("probe", PROBE_BYTES),
+            proof=fields.optional_raw("proof", NONCE_BYTES),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Either side to the other: why there is no attach; ``again`` if trying later may help."""
+
+    error: str
+    what: str
+    reason: str
+    next_step: str
+    again: bool
+    rows: tuple[Mapping[str, object], ...] = ()
+
+    def body(self) -> dict[str, object]:
+        """Give the frame's body."""
+        return {
+            "error": self.error,
+            "what": self.what[:512],
+            "reason": self.reason[:2048],
+            "next_step": self.next_step[:512],
+            "again": self.again,
+            "rows": [
+                [row["rank"], row["expected"], row["claimed"], row["problem"]]
+                for row in self.rows[:256]
+            ],
+        }
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Refusal:
+        """Check a peer's frame."""
+        return cls(
+            fields.text("error", 64),
+            fields.text("what", 512),
+            fields.text("reason", 2048),
+            fields.text("next_step", 512),
+            fields.flag("again"),
+            tuple(_mismatch_row(item) for item in fields.items("rows", 256)),
+        )
+
+
+def proof(secret: bytes, role: str, challenge: Challenge, nonce: bytes, rank: int) -> bytes:
+    """Give the keyed proof of one side: HMAC-SHA256 over both nonces, so none can be replayed."""
+    message = b"|".join(
+        [
+            b"tapchannel-1",
+            role.encode("ascii"),
+            challenge.mailbox_id,
+            challenge.nonce,
+            nonce,
+            str(rank).encode("ascii"),
+            challenge.name.encode("utf-8"),
+        ]
+    )
+    return hmac.new(secret, message, hashlib.sha256).digest()
+
+
+def proven(expected: bytes, given: bytes | None) -> bool:
+    """Compare a proof in constant time."""
+    return given is not None and hmac.compare_digest(expected, given)
+
+
+def _text(item: object, longest: int) -> str:
+    if not isinstance(item, str) or len(item) > longest:
+        raise ProtocolError("handshake frame lists something that is no name")
+    return item
+
+
+def _shard(item: object) -> Shard:
+    parts = cast("Sequence[object]", item) if isinstance(item, list) else ()
+    if len(parts) != 5 or not all(isinstance(part, int) for part in parts[1:]):
+        raise ProtocolError("mailbox offers a cell that is no share of a tap")
+    i, n, j, m = cast("Sequence[int]", parts[1:])
+    try:
+        return Shard(_text(parts[0], MAX_NAME), (i, n), (j, m))
+    except ConfigError as error:
+        raise ProtocolError("mailbox offers an impossible cell", detail=str(error)) from error
+
+
+def _mismatch_row(item: object) -> Mapping[str, object]:
+    parts = cast("Sequence[object]", item) if isinstance(item, list) else ()
+    if len(parts) != 4 or not (parts[0] is None or isinstance(parts[0], int)):
+        raise ProtocolError("refusal holds a row that is none")
+    texts = [_text(part, 4096) for part in parts[1:]]
+    return {"rank": parts[0], "expected": texts[0], "claimed": texts[1], "problem": texts[2]}

@@ -1,0 +1,32 @@
+"""Closing what a program forgot to close, at exit, while the interpreter still works."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from typing import Protocol
+
+
+class Closable(Protocol):
+    """Something with a `close` that may be called twice."""
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+_open: weakref.WeakSet[Closable] = weakref.WeakSet()
+
+
+def close_at_exit(thing: Closable) -> None:
+    """Close ``thing`` at interpreter exit if it is still alive then.
+
+    Its native thread must be gone before the interpreter is: it asks the interpreter for things.
+    """
+    _open.add(thing)
+
+
+@atexit.register
+def _close_all() -> None:
+    for thing in list(_open):
+        thing.close()

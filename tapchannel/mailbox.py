@@ -1,0 +1,370 @@
+"""Mailbox: the consumer's side. Slots in its own memory, credit, waits, leases."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from types import TracebackType
+from typing import Final
+
+import torch
+
+from . import _native, lifetime
+from .descriptor import ID_BYTES, MAX_DEPTH
+from .errors import AttachTimeout, ChannelClosed, TapChannelError
+from .keys import MAX_MICROBATCHES, MAX_STEP, Key, checked_int
+from .lease import Granted, Lease, Shares
+from .memory import MEMORY_CHOICES, Device, arena_bytes, forget_local, keep_local
+from .passes import Pass
+from .plan import Lane, Sources, TapPlan
+from .reports import channel_facts, lane_facts
+from .service import Facts, MailboxService
+from .settings import (
+    cell_geometry,
+    check_mode,
+    checked_choice,
+    checked_seconds,
+    secret_bytes,
+    stream_handle,
+)
+from .stores import rendezvous
+from .transport.select import choose
+from .verdicts import LaneFacts, Scene, error_from
+
+_TRY, _HOST, _STREAM = range(3)
+_MODES: Final = {"host": _HOST, "stream": _STREAM}
+_POLL_S: Final = 0.01
+
+
+class Mailbox:
+    """Receive the taps of a plan from its producers.
+
+    Constructing it reserves the slots, listens, and publishes the address; it never waits for
+    producers (`wait_ready` does). Close it, or use it as a context manager.
+
+    Parameters
+    ----------
+    plan, sources
+        The tap plan, and which producer rank pushes which taps (or `Shard` of taps).
+    depth
+        Slots. One microbatch each; a slot that autograd still reads counts as taken.
+    device
+        ``"cpu"`` or ``"cuda:N"``: where the slots lie and the draft trains.
+    store, name
+        Where outboxes find it: a ``torch.distributed.Store``, ``"file:///folder"``,
+        ``"unix:///path.sock"`` or ``"tcp://host:port"`` of a TCPStore; and the channel's name.
+    when_full
+        ``"wait"``: pushes without credit are queued. ``"drop_newest"``: they are dropped and counted,
+        and `Lease.missing` names them.
+    timeout
+        Seconds; the deadline of every wait that is not given its own.
+    secret
+        Job secret; outboxes must prove that they know it.
+    memory
+        GPU memory: ``"auto"``, ``"vmm"`` or ``"ipc"`` (see `info`).
+
+    Raises:
+        ConfigError: a setting is impossible, or the slots do not fit; the text gives the arithmetic.
+        PlanMismatchError: ``sources`` does not cover the plan exactly once.
+        TransportUnavailable: no transport serves the device; the text says why.
+    """
+
+    def __init__(
+        self,
+        plan: TapPlan,
+        sources: Sources,
+        *,
+        depth: int = 4,
+        device: object = "cpu",
+        store: object,
+        name: str = "default",
+        when_full: str = "wait",
+        timeout: float = 120.0,
+        transport: str = "auto",
+        secret: str | bytes | None = None,
+        memory: str = "auto",
+    ) -> None:
+        self._closed = True  # until there is something to close
+        checked_int("depth", depth, 1, MAX_DEPTH)
+        checked_choice("when_full", when_full, ("wait", "drop_newest"))
+        checked_choice("memory", memory, MEMORY_CHOICES)
+        self._timeout = checked_seconds("timeout", timeout)
+        self._plan = plan
+        self._name = name
+        self._depth = depth
+        self._pid = os.getpid()
+        self._check = check_mode()
+        self._lanes = plan.lanes(sources)
+        self._device = Device.parse(device)
+        place = rendezvous(store, name)
+        mailbox_id = secrets.token_bytes(ID_BYTES)
+        self._reserve(mailbox_id, transport, memory)
+        facts = Facts(
+            name,
+            mailbox_id,
+            plan,
+            self._lanes,
+            depth,
+            self._choice.transport,
+            self._reservation,
+            when_full == "drop_newest",
+            secret_bytes(secret),
+        )
+        path = store.removeprefix("unix://") if str(store).startswith("unix://") else None  # pyright: ignore
+        self._service = MailboxService(self._core, facts, path)
+        self._mailbox_id = mailbox_id
+        self._closed = False
+        lifetime.close_at_exit(self)
+        self._shares = Shares(plan, self._lanes, self._choice.transport.name)
+        self._scene = Scene(name, depth, self._lane_facts, "producer")
+        self._step = 0
+        self._began = time.monotonic()
+        self._last_error: str | None = None
+        place.publish(self._service.address)
+
+    def _reserve(self, mailbox_id: bytes, transport: str, memory: str) -> None:
+        plan, depth, lanes = self._plan, self._depth, self._lanes
+        self._choice = choose(self._device, transport)
+        size = arena_bytes(plan, depth, len(lanes))
+        arithmetic = (
+            f"{depth} slots × {plan.slot_bytes} B + {len(lanes)} lanes × 4096 B = {size} B "
+            f"({size / 2**30:.3f} GiB)"
+        )
+        label = f"tapchannel:{self._name}"
+        self._reservation = self._choice.transport.reserve(
+            self._device, f"{label}:slots", size, memory, arithmetic
+        )
+        blocks = [
+            _native.ControlBlock.create(
+                f"{label}:lane{lane.index}", lane.index, depth, len(lane.cells), mailbox_id
+            )
+            for lane in lanes
+        ]
+        geometry = [cell_geometry(lane, plan.max_rows) for lane in lanes]
+        self._core = _native.Mailbox(
+            self._reservation.arena, blocks, geometry, depth, plan.slot_bytes, self._check
+        )
+        if self._reservation.memory == "ipc":
+            keep_local(mailbox_id, self._reservation.arena)
+
+    # ---- passes
+
+    def open_pass(self, step: int, microbatches: int) -> Pass:
+        """Open the pass that all sides call ``step``, and grant its first microbatches (step 1).
+
+        Blocks:     never. Slots that are still read from the pass before are granted as they come back.
+
+        Raises:
+            UsageError: a pass is open, or ``step`` is not larger than the last one.
+            PeerLostError: a producer died and has not attached again.
+            TapChannelError: an earlier pass failed and was neither left nor aborted.
+        """
+        checked_int("step", step, 0, MAX_STEP)
+        checked_int("microbatches", microbatches, 1, MAX_MICROBATCHES)
+        self._raise(self._core.open_pass(step, microbatches), f"open_pass({step})")
+        self._step = step
+        return Pass(step, microbatches, self._close_pass, self.abort)
+
+    def _close_pass(self) -> None:
+        self._raise(self._core.close_pass(), f"closing pass {self._step}")
+
+    def abort(self, reason: str) -> None:
+        """End the open pass on both sides, or clear a failure; the next `open_pass` works.
+
+        Blocks:     never. Streams that wait for the pass go on and see the poison pattern.
+        """
+        self._core.abort(reason)
+
+    def reset(self) -> None:
+        """Begin a new epoch: end the pass, count passes anew, and let nothing of the old epoch match.
+
+        Blocks:     never. Leases that are open stay valid; their slots are granted once they are back.
+        """
+        self._raise(self._core.reset(), "reset")
+
+    # ---- receiving
+
+    def recv(
+        self,
+        microbatch: int,
+        wait: str = "stream",
+        rows: int | None = None,
+        timeout: float | None = None,
+        stream: torch.cuda.Stream | None = None,
+    ) -> Lease:
+        """Give the lease of a microbatch (steps 7 and 8).
+
+        Blocks:     ``wait="stream"``: the host waits only until every producer has announced its rows,
+                    or, with ``rows`` given, not at all; the stream waits for the payload. In host memory,
+                    and with ``wait="host"``, until the payload is there. At most ``timeout`` seconds.
+        Ordering:   what is queued on the stream after this call sees the pushed bytes.
+        On failure: no slot is taken. A wait that failed fails the pass: it, and all calls after it, raise
+                    until the pass is left, `abort` or `reset`.
+
+        Raises:
+            StampTimeout, CreditTimeout, AttachTimeout: the deadline passed.
+            PeerLostError, PassAborted, ProtocolError: the microbatch will not come.
+            UsageError: it was received already, lies outside the pass, needs a slot that is held, or
+                the stream is being captured.
+        """
+        checked_choice("wait", wait, tuple(_MODES))
+        if rows is not None:
+            checked_int("rows", rows, 0, self._plan.max_rows)
+        limit = self._timeout if timeout is None else checked_seconds("timeout", timeout)
+        return self._lease(microbatch, _MODES[wait], rows, limit, stream)
+
+    def try_recv(self, microbatch: int) -> Lease:
+        """Give the lease of a microbatch that has landed.
+
+        Blocks:     never.
+
+        Raises:
+            WouldBlock: not all of it has landed; nothing has changed.
+        """
+        return self._lease(microbatch, _TRY, None, 0.0, None)
+
+    def _lease(
+        self,
+        microbatch: int,
+        mode: int,
+        rows: int | None,
+        limit: float,
+        stream: torch.cuda.Stream | None,
+    ) -> Lease:
+        checked_int("microbatch", microbatch, 0, MAX_MICROBATCHES - 1)
+        handle = stream_handle(stream, self._device.ordinal)
+        mode = _HOST if self._check and mode == _STREAM else mode
+        verdict, number, capsule = self._core.recv(
+            microbatch, mode, handle, limit, -1 if rows is None else rows
+        )
+        self._raise(verdict, f"recv({microbatch})")
+        key = Key(self._core.epoch, self._step, microbatch)
+        granted = Granted(self._core, number, capsule, key, rows, self._error, self._timeout)
+        lease = Lease(granted, self._shares)
+        if self._check:
+            lease.verify()
+        return lease
+
+    # ---- peers
+
+    def wait_ready(self, timeout: float | None = None) -> None:
+        """Wait until every producer has attached.
+
+        Blocks:     until then, at most ``timeout`` seconds.
+
+        Raises:
+            AttachTimeout: some did not; the text lists them.
+            ChannelClosed: the mailbox was closed.
+        """
+        limit = self._timeout if timeout is None else checked_seconds("timeout", timeout)
+        began = time.monotonic()
+        while missing := [lane for lane in self._lanes if not self._status(lane)["attached"]]:
+            if self._closed:
+                raise ChannelClosed("wait_ready: it was closed already", channel=self._name)
+            waited = time.monotonic() - began
+            if waited >= limit:
+                names = "; ".join(
+                    f"rank {lane.rank} ({', '.join(cell.tap.name for cell in lane.cells[:4])})"
+                    for lane in missing[:8]
+                )
+                raise AttachTimeout(
+                    f"{len(missing)} of {len(self._lanes)} producers have not attached",
+                    channel=self._name,
+                    waited=waited,
+                    limit=limit,
+                    seen=f"missing: {names}",
+                    last_progress=self._service.refusals[-1] if self._service.refusals else None,
+                    next_step="start their Outbox with the same plan, store and name",
+                )
+            time.sleep(min(_POLL_S, limit))
+
+    def info(self) -> dict[str, object]:
+        """Give the facts of the channel and of each lane.
+
+        Transport and why each faster one was refused, ordering rule, memory, bytes, GB/s, waits, drops,
+        last error.
+        """
+        facts = channel_facts(
+            self._name, self._choice.transport, {**self._choice.refused, **self._reservation.refused}
+        )
+        facts |= {
+            "role": "mailbox",
+            "device": str(self._device),
+            "memory": self._reservation.memory,
+            "depth": self._depth,
+            "reserved_bytes": self._reservation.bytes,
+            "epoch": self.epoch,
+            "address": self.address,
+            "last_error": self._last_error,
+            "lanes": [
+                lane_facts(lane, self._status(lane), self._began) for lane in self._lanes
+            ],
+        }
+        return facts
+
+    def events(self) -> list[tuple[int, bool, tuple[int, ...]]]:
+        """Give the flight recorder: (lane, written by the producer, raw event); see `telemetry`."""
+        return [
+            (lane.index, producer, event)
+            for lane in self._lanes
+            for producer in (False, True)
+            for event in self._core.events(lane.index, producer)
+        ]
+
+    @property
+    def address(self) -> str:
+        """The service's address, such as ``unix:///tmp/…/mailbox.sock``."""
+        return self._service.address
+
+    @property
+    def epoch(self) -> int:
+        """The life that the mailbox is in; `reset` raises it."""
+        return self._core.epoch
+
+    def close(self) -> None:
+        """End the channel: abort an open pass, tell producers, stop listening. Twice is fine.
+
+        Blocks:     for milliseconds. Ownership: views that are alive keep the memory until they are gone.
+        """
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self._service.close()
+        self._core.close()
+        forget_local(self._mailbox_id)
+
+    def __enter__(self) -> Mailbox:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Mailbox {self._name!r} on {self._device}: {len(self._lanes)} lanes, depth {self._depth}>"
+
+    def _status(self, lane: Lane) -> dict[str, object]:
+        return self._core.lane_status(lane.index)
+
+    def _lane_facts(self, index: int) -> LaneFacts | None:
+        if index < 0:
+            return None
+        lane = self._lanes[index]
+        peer = self._service.peers.get(index)
+        taps = [cell.tap.name for cell in lane.cells]
+        return LaneFacts(lane.rank, taps, peer.pid if peer else None, peer.host if peer else None)
+
+    def _error(self, verdict: _native.Verdict, doing: str) -> TapChannelError:
+        error = error_from(verdict, self._scene, doing)
+        if verdict.fault != "would_block":
+            self._last_error = str(error)
+        return error
+
+    def _raise(self, verdict: _native.Verdict | None, doing: str) -> None:
+        if verdict is not None:
+            raise self._error(verdict, doing)

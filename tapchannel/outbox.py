@@ -1,0 +1,346 @@
+"""Outbox: a producer's side. Attached to one mailbox, it pushes the taps of its rank."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import cast
+
+import torch
+
+from . import _native, lifetime
+from .attach import Attachment, Request, attach
+from .errors import DeviceError, TapChannelError, UsageError
+from .keys import MAX_MICROBATCHES, MAX_STEP, checked_int
+from .lanes import MAX_RANK
+from .passes import Pass
+from .plan import Cell, TapPlan
+from .reports import channel_facts
+from .settings import (
+    cell_geometry,
+    check_mode,
+    checked_choice,
+    checked_seconds,
+    secret_bytes,
+)
+from .stores import rendezvous
+from .tensors import TORCH_DTYPES, adopt, checksum, rows_of
+from .transport.select import TRANSPORT_CHOICES
+from .plan import Lane
+from .verdicts import LaneFacts, Scene, error_from
+
+
+class Outbox:
+    """Push the taps of one producer rank to a mailbox.
+
+    Constructing it attaches: it waits for the mailbox at most ``attach_timeout`` seconds.
+
+    Parameters
+    ----------
+    plan, rank
+        The tap plan, as the mailbox has it, and this producer's rank in the mailbox's ``sources``.
+    store, name
+        Where the mailbox is found; the same as on the other side.
+    device
+        This producer's GPU, where the mailbox is on one; the current device by default.
+    taps
+        What this rank believes it pushes; checked against the mailbox's ``sources`` at attach.
+    timeout
+        Seconds that the oldest queued push may wait for credit; also the limit of `flush`.
+    attach_timeout
+        Seconds to wait for the mailbox; ``timeout`` by default.
+    queue_limit
+        Pushes that may wait for credit; each keeps its tensor alive.
+    secret
+        Job secret; the mailbox must prove that it knows it, too.
+
+    Raises:
+        AttachTimeout, AttachError: there is no such mailbox, or it refused; the text says why.
+        PlanMismatchError: the two sides' plans differ; the text prints what each says.
+        TransportUnavailable: the mailbox's memory cannot be mapped from here.
+        UsageError: the rank has an outbox already.
+    """
+
+    def __init__(
+        self,
+        plan: TapPlan,
+        rank: int,
+        *,
+        store: object,
+        name: str = "default",
+        device: object = None,
+        taps: Sequence[str] | None = None,
+        timeout: float = 120.0,
+        attach_timeout: float | None = None,
+        queue_limit: int = 256,
+        transport: str = "auto",
+        secret: str | bytes | None = None,
+    ) -> None:
+        self._closed = True  # until there is something to close
+        checked_int("rank", rank, 0, MAX_RANK)
+        checked_int("queue_limit", queue_limit, 1, 1 << 20)
+        checked_choice("transport", transport, TRANSPORT_CHOICES)
+        self._timeout = checked_seconds("timeout", timeout)
+        limit = timeout if attach_timeout is None else checked_seconds("attach_timeout", attach_timeout)
+        self._name = name
+        self._rank = rank
+        self._pid = os.getpid()
+        self._check = check_mode()
+        claimed = None if taps is None else tuple(taps)
+        request = Request(name, plan, rank, claimed, device, transport, secret_bytes(secret))
+        self._attachment = attach(rendezvous(store, name), request, limit)
+        self._start(plan, queue_limit)
+        self._closed = False
+        lifetime.close_at_exit(self)
+        self._began = time.monotonic()
+        self._step = 0
+        self._last_error: str | None = None
+
+    def _start(self, plan: TapPlan, queue_limit: int) -> None:
+        attached = self._attachment
+        lane = Lane(attached.offer.lane, self._rank, attached.cells)
+        self._core = _native.Outbox(
+            attached.arena,
+            attached.block,
+            cell_geometry(lane, plan.max_rows),
+            attached.offer.slot_bytes,
+            attached.offer.drop_newest,
+            queue_limit,
+            self._timeout,
+            attached.link.detach(),
+        )
+        facts = LaneFacts(
+            self._rank,
+            [cell.tap.name for cell in attached.cells],
+            attached.offer.pid,
+            attached.offer.host,
+        )
+        self._scene = Scene(self._name, attached.offer.depth, lambda _: facts, "consumer")
+        self._lane = lane.index
+        self._ordinal = attached.device.ordinal
+        self._torch_device = torch.device(str(attached.device))
+        self._cells = _cells_by_tap(attached)
+
+    # ---- passes
+
+    def open_pass(self, step: int, microbatches: int) -> Pass:
+        """Open the pass that all sides call ``step``.
+
+        Blocks:     never; the mailbox need not have opened it yet.
+
+        Raises:
+            UsageError: a pass is open, or ``step`` is not larger than the last one.
+            TapChannelError: the lane failed earlier, or its peer is gone.
+        """
+        checked_int("step", step, 0, MAX_STEP)
+        checked_int("microbatches", microbatches, 1, MAX_MICROBATCHES)
+        self._raise(self._core.open_pass(step, microbatches), f"open_pass({step})")
+        self._step = step
+        return Pass(step, microbatches, self._close_pass, self.abort)
+
+    def _close_pass(self) -> None:
+        self._raise(self._core.close_pass(), f"closing pass {self._step}")
+
+    def abort(self, reason: str) -> None:
+        """End the open pass on both sides; the next `open_pass` works.
+
+        Blocks:     never. Pushes that still wait for credit are dropped.
+        """
+        self._core.abort(reason)
+
+    # ---- pushing
+
+    def push(
+        self,
+        microbatch: int,
+        tap: str,
+        tensor: object,
+        *,
+        stream: torch.cuda.Stream | None = None,
+        rows: int | None = None,
+        row_begin: int | None = None,
+    ) -> None:
+        """Push one tap of one microbatch (steps 2 to 6).
+
+        ``tensor`` is ``[..., width]``: a torch tensor, or an object with DLPack or
+        ``__cuda_array_interface__``. ``rows`` pushes only its first rows. ``row_begin`` says where the
+        rows of a row share begin; by default share i begins at i × rows.
+
+        Blocks:     never for credit. In host memory the copy is made in this call if credit is there.
+        Ordering:   the consumer gets what the tensor holds on ``stream`` (the current one by default) at
+                    this point of it, whatever is queued there afterwards.
+        Ownership:  the tensor is kept alive until its copy is done. It must not be modified in place before
+                    then; if it was, this outbox raises and the pass is aborted.
+        On failure: nothing was announced, copied or queued; the push may be made again.
+
+        Raises:
+            UsageError: wrong tap, dtype, width, device, too many rows, pushed twice, outside the pass,
+                a stream under capture, after fork, or an earlier source was modified.
+            OverrunError: ``queue_limit`` pushes wait for credit already.
+            CreditTimeout, PeerLostError, PassAborted, EpochMismatchError, ProtocolError: the pass
+                cannot go on.
+        """
+        cell = self._cells.get(tap)
+        if cell is None:
+            raise self._not_mine(tap)
+        source = tensor if isinstance(tensor, torch.Tensor) else adopt(tensor, self._torch_device)
+        if source.dtype is not TORCH_DTYPES[cell.tap.dtype.name] or source.device != self._torch_device:
+            raise self._wrong_kind(cell, source)
+        if rows is not None:
+            source = _first_rows(source, rows, tap)
+        if stream is None:
+            payload = rows_of(source, cell)
+            handle = 0 if self._ordinal is None else _current_stream(self._ordinal)
+        else:
+            with torch.cuda.stream(stream):
+                payload = rows_of(source, cell)
+            handle = stream.cuda_stream
+        begin = cell.shard.rows[0] * payload.rows if row_begin is None else row_begin
+        verdict = self._core.push(
+            microbatch,
+            cell.index,
+            payload.address,
+            payload.rows,
+            payload.pitch,
+            begin,
+            handle,
+            source.shape,
+            payload.owner,
+            payload.version,
+            checksum(source) if self._check else None,
+        )
+        if verdict is not None:
+            raise self._error(verdict, f"push({microbatch}, {tap!r})")
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until every push has been copied; its sources may then be modified.
+
+        Blocks:     until then, at most ``timeout`` seconds.
+
+        Raises:
+            CreditTimeout: pushes still wait for credit, or for their copy, at the deadline.
+            TapChannelError: the lane failed.
+        """
+        limit = self._timeout if timeout is None else checked_seconds("timeout", timeout)
+        self._raise(self._core.flush(limit), "flush")
+        self._raise(self._core.check(), "flush")
+
+    def info(self) -> dict[str, object]:
+        """Give the facts of the lane: transport and refusals, ordering rule, bytes, GB/s, waits, drops."""
+        attached = self._attachment
+        counters = self._core.counters()
+        sent = cast("int", counters["bytes"])
+        facts = channel_facts(self._name, attached.transport, attached.refused)
+        facts |= {
+            "role": "outbox",
+            "rank": self._rank,
+            "lane": self._lane,
+            "device": str(attached.device),
+            "memory": attached.offer.memory,
+            "depth": attached.offer.depth,
+            "peer": {"pid": attached.offer.pid, "host": attached.offer.host},
+            "mean_GB_per_s": sent / max(1e-9, time.monotonic() - self._began) / 1e9,
+            "last_error": self._last_error,
+            **counters,
+        }
+        return facts
+
+    def events(self) -> list[tuple[int, bool, tuple[int, ...]]]:
+        """Give the flight recorder: (lane, written by the producer, raw event); see `telemetry`."""
+        return [
+            (self._lane, producer, event)
+            for producer in (False, True)
+            for event in self._core.events(producer)
+        ]
+
+    def close(self) -> None:
+        """End the lane. Pushes that still wait for credit are dropped: `flush` first to keep them.
+
+        Blocks:     until the copies in flight are done. Twice is fine.
+        """
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self._core.close()
+
+    def __enter__(self) -> Outbox:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None and not self._closed:
+                self.flush()
+        finally:
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<Outbox {self._name!r}, rank {self._rank}, by {self._attachment.transport.name}>"
+
+    # ---- errors
+
+    def _not_mine(self, tap: str) -> UsageError:
+        mine = ", ".join(repr(name) for name in self._cells)
+        return UsageError(
+            f"push: tap {tap!r} is not this rank's",
+            channel=self._name,
+            rank=self._rank,
+            expected=mine,
+            next_step="name it in the mailbox's sources for this rank",
+        )
+
+    def _wrong_kind(self, cell: Cell, source: torch.Tensor) -> UsageError:
+        name = cell.tap.dtype.name
+        return UsageError(
+            "push: tensor is of the wrong dtype or on the wrong device",
+            channel=self._name,
+            rank=self._rank,
+            tap=cell.tap.name,
+            seen=f"{str(source.dtype).removeprefix('torch.')} on {source.device}",
+            expected=f"{name} on {self._torch_device}",
+            next_step="convert it before the push, or change the plan's dtype or the outbox's device=",
+        )
+
+    def _error(self, verdict: _native.Verdict, doing: str) -> TapChannelError:
+        error = error_from(verdict, self._scene, doing)
+        self._last_error = str(error)
+        return error
+
+    def _raise(self, verdict: _native.Verdict | None, doing: str) -> None:
+        if verdict is not None:
+            raise self._error(verdict, doing)
+
+
+def _cells_by_tap(attached: Attachment) -> dict[str, Cell]:
+    """Index the cells by tap; a lane with two shares of one tap could not tell them apart at push."""
+    cells: dict[str, Cell] = {}
+    for cell in attached.cells:
+        if cell.tap.name in cells:
+            raise UsageError(
+                "a rank may push one share of a tap",
+                tap=cell.tap.name,
+                seen="several shares in the mailbox's sources",
+                next_step="give each share to a rank of its own",
+            )
+        cells[cell.tap.name] = cell
+    return cells
+
+
+def _first_rows(source: torch.Tensor, rows: int, tap: str) -> torch.Tensor:
+    flat = source if source.dim() == 2 else source.reshape(-1, source.shape[-1] if source.dim() else 1)
+    if not 0 <= rows <= flat.shape[0]:
+        raise UsageError(
+            "push: rows is more than the tensor has", tap=tap, seen=rows, expected=f"0 to {flat.shape[0]}"
+        )
+    return flat[:rows]
+
+
+def _current_stream(ordinal: int) -> int:
+    # The public torch.cuda.current_stream() builds an object; this is what it asks, at a third of the cost.
+    return torch._C._cuda_getCurrentRawStream(ordinal)  # pyright: ignore

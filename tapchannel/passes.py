@@ -1,0 +1,57 @@
+"""A pass as a context manager: opened by the call, closed or aborted by leaving the block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+
+
+class Pass:
+    """One run of the schedule, on one side.
+
+    Leaving the block normally closes the pass, which must be complete. Leaving it by an exception,
+    or incomplete, aborts it on both sides, and the channel is ready for the next pass (I7).
+    """
+
+    def __init__(
+        self,
+        step: int,
+        microbatches: int,
+        close: Callable[[], None],
+        abort: Callable[[str], None],
+    ) -> None:
+        self.step = step
+        self.microbatches = microbatches
+        self._close = close
+        self._abort = abort
+        self._over = False
+
+    def __enter__(self) -> Pass:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        elif not self._over:
+            self._over = True
+            self._abort(f"{type(error).__name__}: {error}"[:240])
+
+    def close(self) -> None:
+        """Close the pass, as leaving the block does.
+
+        Raises:
+            UsageError: not every key was pushed or received; the pass was aborted.
+        """
+        if self._over:
+            return
+        self._over = True
+        try:
+            self._close()
+        except Exception as failure:
+            self._abort(f"{type(failure).__name__}: {failure}"[:240])
+            raise

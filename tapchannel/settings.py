@@ -1,0 +1,89 @@
+"""Small settings that both roles check alike."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from .errors import ConfigError
+from .plan import Lane
+
+if TYPE_CHECKING:
+    import torch
+
+_LONGEST_WAIT_S: Final = 86400.0
+_MIN_SECRET: Final = 8
+
+
+def checked_choice(name: str, value: str, choices: Sequence[str]) -> str:
+    """Give back one of the choices.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    if value not in choices:
+        raise ConfigError(f"{name} is unknown", seen=repr(value), expected=" or ".join(map(repr, choices)))
+    return value
+
+
+def checked_seconds(name: str, value: float) -> float:
+    """Give back a wait's limit: finite, since every wait ends (I3).
+
+    Raises:
+        ConfigError: it is negative, endless, or no number.
+    """
+    if not isinstance(value, (int, float)) or not 0 <= value <= _LONGEST_WAIT_S:  # pyright: ignore
+        raise ConfigError(
+            f"{name} is no finite number of seconds",
+            seen=repr(value),
+            expected=f"0 to {_LONGEST_WAIT_S:.0f} s",
+        )
+    return float(value)
+
+
+def secret_bytes(secret: str | bytes | None) -> bytes | None:
+    """Give the job secret, from the argument or ``TAPCHANNEL_SECRET``.
+
+    Raises:
+        ConfigError: it is too short to be one.
+    """
+    given = secret if secret is not None else os.environ.get("TAPCHANNEL_SECRET")
+    if given is None:
+        return None
+    made = given.encode("utf-8") if isinstance(given, str) else given
+    if len(made) < _MIN_SECRET:
+        raise ConfigError("job secret is too short", expected=f"at least {_MIN_SECRET} bytes")
+    return made
+
+
+def check_mode() -> bool:
+    """Tell whether ``TAPCHANNEL_CHECK=1`` asks for checksums and for released slots to be filled."""
+    return os.environ.get("TAPCHANNEL_CHECK", "") not in ("", "0")
+
+
+def stream_handle(stream: torch.cuda.Stream | None, ordinal: int | None) -> int:
+    """Give the driver's handle of a stream, the current one by default; 0 in host memory."""
+    if ordinal is None:
+        return 0
+    import torch
+
+    return (stream or torch.cuda.current_stream(ordinal)).cuda_stream
+
+
+def cell_geometry(lane: Lane, max_rows: int) -> list[tuple[int, ...]]:
+    """Give a lane's cells as the native core takes them."""
+    return [
+        (
+            cell.byte_offset,
+            cell.row_bytes,
+            cell.pitch,
+            cell.row_limit,
+            max_rows,
+            cell.tap.dtype.code,
+            cell.tap.dtype.poison_byte,
+            cell.tap.index,
+            int(cell.shard.columns[0] == 0),
+        )
+        for cell in lane.cells
+    ]

@@ -1,0 +1,179 @@
+"""Rendezvous: where a mailbox publishes its address and an outbox looks it up."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import urllib.parse
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from .errors import AttachError, ConfigError
+from .layout import checked_name
+
+if TYPE_CHECKING:
+    import torch.distributed
+
+MAX_ADDRESS: Final = 512
+_MAX_ENTRY: Final = 4096
+
+
+class Rendezvous(Protocol):
+    """One place for one channel's address."""
+
+    def publish(self, address: str) -> None:
+        """Write the address, replacing an earlier one."""
+        ...
+
+    def lookup(self) -> str | None:
+        """Give the address, or None while there is none. Never waits."""
+        ...
+
+    def describe(self) -> str:
+        """Say where the address is looked for."""
+        ...
+
+
+class TorchStore:
+    """A ``torch.distributed.Store``: the trainer's own, or a client of one."""
+
+    def __init__(self, store: torch.distributed.Store, name: str, origin: str) -> None:
+        self._store = store
+        self._key = f"tapchannel/{name}"
+        self._origin = origin
+
+    def publish(self, address: str) -> None:
+        """Write the address under the channel's key."""
+        self._store.set(self._key, _encode(address))
+
+    def lookup(self) -> str | None:
+        """Give the address, or None while the key is not set."""
+        # check() first: get() would wait for the key, and hold the store's connection meanwhile.
+        if not self._store.check([self._key]):
+            return None
+        return _decode(bytes(self._store.get(self._key)), self.describe())
+
+    def describe(self) -> str:
+        """Name the key."""
+        return f"key {self._key!r} of {self._origin}"
+
+
+class FileStore:
+    """A folder that both sides see; one small file a channel, written whole or not at all."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._path = folder / f"{urllib.parse.quote(name, safe='')}.tapchannel"
+
+    def publish(self, address: str) -> None:
+        """Write the file and move it into place."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=".tapchannel-")
+        with os.fdopen(handle, "wb") as file:
+            file.write(_encode(address))
+        Path(temporary).replace(self._path)
+
+    def lookup(self) -> str | None:
+        """Give the address, or None while there is no file."""
+        try:
+            with self._path.open("rb") as file:
+                return _decode(file.read(_MAX_ENTRY + 1), self.describe())
+        except FileNotFoundError:
+            return None
+
+    def describe(self) -> str:
+        """Name the file."""
+        return f"file {self._path}"
+
+
+class DirectAddress:
+    """The mailbox's own socket, named by the caller on both sides."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def publish(self, address: str) -> None:
+        """Do nothing: whoever attaches has the address already."""
+
+    def lookup(self) -> str | None:
+        """Give the address."""
+        return self._address
+
+    def describe(self) -> str:
+        """Name the address."""
+        return f"address {self._address}"
+
+
+def rendezvous(store: object, name: str) -> Rendezvous:
+    """Give the rendezvous for ``store``: a torch Store, ``file://``, ``unix://`` or ``tcp://``.
+
+    Raises:
+        ConfigError: the store is none of these.
+        AttachError: no TCPStore answers at a ``tcp://`` address.
+    """
+    checked_name("channel", name)
+    if isinstance(store, str):
+        return _from_url(store, name)
+    if hasattr(store, "check") and hasattr(store, "set") and hasattr(store, "get"):
+        return TorchStore(store, name, type(store).__name__)  # pyright: ignore[reportArgumentType]
+    raise ConfigError(
+        "store is no place to meet",
+        seen=type(store).__name__,
+        expected="a torch.distributed.Store, 'file:///folder', 'unix:///path.sock' or "
+        "'tcp://host:port' of a TCPStore",
+    )
+
+
+def _from_url(url: str, name: str) -> Rendezvous:
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme in ("file", "unix") and parts.path.startswith("/") and not parts.netloc:
+        path = urllib.parse.unquote(parts.path)
+        return FileStore(Path(path), name) if parts.scheme == "file" else DirectAddress(url)
+    if parts.scheme == "tcp" and parts.hostname and parts.port:
+        return TorchStore(_tcp_client(parts.hostname, parts.port), name, f"the TCPStore at {url}")
+    raise ConfigError(
+        "store URL is not understood",
+        seen=repr(url),
+        expected="'file:///folder', 'unix:///path.sock' or 'tcp://host:port'",
+    )
+
+
+def _tcp_client(host: str, port: int) -> torch.distributed.Store:
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    try:
+        return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=10))
+    except (RuntimeError, ValueError) as error:
+        raise AttachError(
+            "no TCPStore answers",
+            seen=f"tcp://{host}:{port}",
+            reason=str(error).splitlines()[0],
+            next_step="start a TCPStore there first (torchrun's, or your own), "
+            "or use a file:// folder that all ranks see",
+        ) from error
+
+
+def _encode(address: str) -> bytes:
+    return json.dumps({"version": 1, "address": address}).encode("ascii")
+
+
+def _decode(entry: bytes, where: str) -> str:
+    """Read an entry as untrusted bytes."""
+    problem = "too long" if len(entry) > _MAX_ENTRY else None
+    address: object = None
+    if problem is None:
+        try:
+            fields: object = json.loads(entry.decode("ascii"))
+            address = fields.get("address") if isinstance(fields, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        except (UnicodeDecodeError, ValueError, RecursionError):
+            problem = "not JSON"
+    if not isinstance(address, str) or not address.startswith("unix:///") or len(address) > MAX_ADDRESS:
+        raise AttachError(
+            "address entry is not one of tapchannel's",
+            seen=where,
+            reason=problem or "it holds no address",
+            next_step="remove the entry, or use another channel name",
+        )
+    return address

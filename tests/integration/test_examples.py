@@ -1,0 +1,48 @@
+"""The examples run as printed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "examples" / "quickstart.py"
+
+
+def test_quickstart_is_the_readme_s_example() -> None:
+    """Catches: a README whose example was edited and no longer is the one that the tests run."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    assert QUICKSTART.read_text() in blocks
+    assert len([line for line in QUICKSTART.read_text().splitlines() if line.strip()]) == 15
+
+
+@pytest.mark.timeout(120)
+def test_quickstart_runs() -> None:
+    """Catches: a first example that does not work."""
+    run = subprocess.run(
+        [sys.executable, str(QUICKSTART)], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    row = "1., 1., 1., 2., 2., 2."
+    assert run.stdout.replace("\n        ", " ") == f"tensor([[{row}], [{row}]])\n"
+
+
+@pytest.mark.timeout(180)
+def test_torchrun_pipeline_trains_its_draft() -> None:
+    """Catches: an example that no longer fits torch's pipelining, or taps of the wrong passes."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    run = subprocess.run(
+        [*torchrun, "--nproc-per-node", "3", str(ROOT / "examples" / "torchrun_pipeline.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    found = re.search(r"draft loss ([\d.]+) in the first microbatch, ([\d.]+)", run.stdout)
+    assert found is not None
+    first, last = map(float, found.groups())
+    assert last < first / 10
