@@ -22,7 +22,9 @@ struct PyMailbox {
   }
 };
 
-nb::object verdict_or_none(const Verdict& verdict) { return verdict ? nb::cast(verdict) : nb::none(); }
+nb::object verdict_or_none(const Verdict& verdict) {
+  return verdict ? nb::cast(verdict) : nb::none();
+}
 
 // What a tensor's storage holds on to. Its deleter is the release (I9).
 struct View {
@@ -69,7 +71,8 @@ nb::object capsule_of(const Core& core, uint64_t lease, uint64_t microbatch) {
   return nb::steal(capsule);
 }
 
-PyMailbox make(const Arena& arena, nb::list blocks, nb::list cells, size_t depth, uint64_t slot_bytes, bool fill_released) {
+PyMailbox make(const Arena& arena, nb::list blocks, nb::list cells, size_t depth,
+               uint64_t slot_bytes, bool fill_released) {
   std::vector<ControlBlock> taken;
   std::vector<std::vector<CellGeometry>> geometry;
   for (nb::handle block : blocks) taken.push_back(std::move(nb::cast<Block&>(block).block));
@@ -85,14 +88,17 @@ PyMailbox make(const Arena& arena, nb::list blocks, nb::list cells, size_t depth
     for (auto& block : taken) words.push_back(&block);
     port = std::make_unique<CudaPort>(arena.device->device(), arena.device, words);
   }
-  return {std::make_shared<MailboxCore>(std::move(port), std::move(taken), std::move(geometry), depth, slot_bytes, fill_released)};
+  return {std::make_shared<MailboxCore>(std::move(port), std::move(taken), std::move(geometry),
+                                        depth, slot_bytes, fill_released)};
 }
 
-nb::tuple receive(PyMailbox& self, uint64_t microbatch, int mode, uintptr_t stream, double timeout, int64_t rows) {
+nb::tuple receive(PyMailbox& self, uint64_t microbatch, int mode, uintptr_t stream, double timeout,
+                  int64_t rows) {
   std::pair<Verdict, uint64_t> got;
   {
     nb::gil_scoped_release open;
-    got = self.core->recv({microbatch, static_cast<WaitMode>(mode), stream, timeout, rows < 0, rows});
+    got =
+        self.core->recv({microbatch, static_cast<WaitMode>(mode), stream, timeout, rows < 0, rows});
   }
   if (got.first) return nb::make_tuple(got.first, 0, nb::none());
   return nb::make_tuple(nb::none(), got.second, capsule_of(self.core, got.second, microbatch));
@@ -108,11 +114,13 @@ nb::object without_gil(Call&& call) {
   return verdict_or_none(verdict);
 }
 
-nb::object announced(PyMailbox& self, size_t lane, size_t cell, uint64_t microbatch, uint64_t step) {
+nb::object announced(PyMailbox& self, size_t lane, size_t cell, uint64_t microbatch,
+                     uint64_t step) {
   AnnounceFacts facts = self.core->announce(lane, cell, microbatch, step);
   if (!facts.present) return nb::none();
   nb::object checksum = (facts.flags & kChecksummed) != 0 ? nb::cast(facts.checksum) : nb::none();
-  return nb::make_tuple(facts.rows, facts.row_begin, nb::tuple(nb::cast(facts.shape)), (facts.flags & kDropped) != 0, checksum);
+  return nb::make_tuple(facts.rows, facts.row_begin, nb::tuple(nb::cast(facts.shape)),
+                        (facts.flags & kDropped) != 0, checksum);
 }
 
 nb::dict status(PyMailbox& self, size_t lane) {
@@ -131,52 +139,109 @@ nb::dict status(PyMailbox& self, size_t lane) {
 }
 
 void bind_lanes(nb::class_<PyMailbox>& mailbox) {
-  mailbox.def("may_attach", [](PyMailbox& self, size_t lane) { return static_cast<int>(self.core->may_attach(lane)); }, nb::arg("lane"),
-              "0 free, 1 taken, 2 not fenced yet, 3 closed.");
+  mailbox.def(
+      "may_attach",
+      [](PyMailbox& self, size_t lane) { return static_cast<int>(self.core->may_attach(lane)); },
+      nb::arg("lane"), "0 free, 1 taken, 2 not fenced yet, 3 closed.");
   mailbox.def(
       "attach",
       [](PyMailbox& self, size_t lane, int socket, int pidfd, bool same_process) {
         return static_cast<int>(self.core->attach(lane, socket, pidfd, same_process));
       },
-      nb::arg("lane"), nb::arg("socket"), nb::arg("pidfd"), nb::arg("same_process"), "Takes both descriptors over when it returns 0.");
-  mailbox.def("revoke", [](PyMailbox& self, size_t lane) { self.core->revoke(lane); }, nb::arg("lane"));
-  mailbox.def("lane_status", &status, nb::arg("lane"));
-  mailbox.def("block_fd", [](PyMailbox& self, size_t lane) { return fcntl(self.core->block(lane).memory().fd(), F_DUPFD_CLOEXEC, 3); }, nb::arg("lane"));
-  mailbox.def("events", [](PyMailbox& self, size_t lane, bool producer) {
-    auto& block = self.core->block(lane);
-    return events_of(producer ? block.producer_ring() : block.consumer_ring());
-  }, nb::arg("lane"), nb::arg("producer"));
+      nb::arg("lane"), nb::arg("socket"), nb::arg("pidfd"), nb::arg("same_process"),
+      "Takes both descriptors over when it returns 0.");
+  mailbox.def(
+      "revoke", [](PyMailbox& self, size_t lane) { self.core->revoke(lane); }, nb::arg("lane"));
+  mailbox.def("lane_status", &status, nb::arg("lane"),
+              nb::sig("def lane_status(self, lane: int) -> dict[str, bool | int | float | None]"));
+  mailbox.def(
+      "block_fd",
+      [](PyMailbox& self, size_t lane) {
+        return fcntl(self.core->block(lane).memory().fd(), F_DUPFD_CLOEXEC, 3);
+      },
+      nb::arg("lane"));
+  mailbox.def(
+      "events",
+      [](PyMailbox& self, size_t lane, bool producer) {
+        auto& block = self.core->block(lane);
+        return events_of(producer ? block.producer_ring() : block.consumer_ring());
+      },
+      nb::arg("lane"), nb::arg("producer"),
+      nb::sig("def events(self, lane: int, producer: bool) -> list[tuple[int, ...]]"));
 }
 
 }  // namespace
 
 void bind_mailbox(nb::module_& module) {
   nb::class_<PyMailbox> mailbox(module, "Mailbox", "The consumer's core.");
-  mailbox.def("__init__", [](PyMailbox* self, const Arena& arena, nb::list blocks, nb::list cells, size_t depth, uint64_t slot_bytes, bool fill) {
-    new (self) PyMailbox(make(arena, blocks, cells, depth, slot_bytes, fill));
-  }, nb::arg("arena"), nb::arg("blocks"), nb::arg("cells"), nb::arg("depth"), nb::arg("slot_bytes"), nb::arg("fill_released"));
-  mailbox.def("open_pass", [](PyMailbox& self, uint64_t step, uint64_t microbatches) { return without_gil([&] { return self.core->open_pass(step, microbatches); }); },
-              nb::arg("step"), nb::arg("microbatches"));
-  mailbox.def("close_pass", [](PyMailbox& self) { return without_gil([&] { return self.core->close_pass(); }); });
-  mailbox.def("abort", [](PyMailbox& self, const std::string& reason) {
-    nb::gil_scoped_release open;
-    self.core->abort(reason);
-  }, nb::arg("reason"));
-  mailbox.def("reset", [](PyMailbox& self) { return without_gil([&] { return self.core->reset(); }); });
+  mailbox.def(
+      "__init__",
+      [](PyMailbox* self, const Arena& arena, nb::list blocks, nb::list cells, size_t depth,
+         uint64_t slot_bytes,
+         bool fill) { new (self) PyMailbox(make(arena, blocks, cells, depth, slot_bytes, fill)); },
+      nb::arg("arena"), nb::arg("blocks"), nb::arg("cells"), nb::arg("depth"),
+      nb::arg("slot_bytes"), nb::arg("fill_released"),
+      nb::sig("def __init__(self, arena: Arena, blocks: list[ControlBlock], cells: "
+              "list[list[tuple[int, ...]]], depth: int, slot_bytes: int, fill_released: bool) -> "
+              "None"));
+  mailbox.def(
+      "open_pass",
+      [](PyMailbox& self, uint64_t step, uint64_t microbatches) {
+        return without_gil([&] { return self.core->open_pass(step, microbatches); });
+      },
+      nb::arg("step"), nb::arg("microbatches"),
+      nb::sig("def open_pass(self, step: int, microbatches: int) -> Verdict | None"));
+  mailbox.def(
+      "close_pass",
+      [](PyMailbox& self) { return without_gil([&] { return self.core->close_pass(); }); },
+      nb::sig("def close_pass(self) -> Verdict | None"));
+  mailbox.def(
+      "abort",
+      [](PyMailbox& self, const std::string& reason) {
+        nb::gil_scoped_release open;
+        self.core->abort(reason);
+      },
+      nb::arg("reason"));
+  mailbox.def(
+      "reset", [](PyMailbox& self) { return without_gil([&] { return self.core->reset(); }); },
+      nb::sig("def reset(self) -> Verdict | None"));
   mailbox.def("close", [](PyMailbox& self) {
     nb::gil_scoped_release open;
     self.core->close();
   });
-  mailbox.def("recv", &receive, nb::arg("microbatch"), nb::arg("mode"), nb::arg("stream"), nb::arg("timeout"), nb::arg("rows"),
-              "(verdict or None, lease, DLPack capsule of the slot); mode 0 try, 1 host, 2 stream.");
-  mailbox.def("check", [](PyMailbox& self) { return verdict_or_none(self.core->check()); });
-  mailbox.def("check_lease", [](PyMailbox& self, uint64_t lease) { return verdict_or_none(self.core->check_lease(lease)); }, nb::arg("lease"));
-  mailbox.def("settle", [](PyMailbox& self, uint64_t lease, double timeout) { return without_gil([&] { return self.core->settle(lease, timeout); }); },
-              nb::arg("lease"), nb::arg("timeout"));
-  mailbox.def("announce", &announced, nb::arg("lane"), nb::arg("cell"), nb::arg("microbatch"), nb::arg("step"),
-              "(rows, row_begin, shape, dropped, checksum or None), or None while nothing is announced.");
-  mailbox.def("record_stream", [](PyMailbox& self, uint64_t lease, uintptr_t stream) { return self.core->record_stream(lease, stream); },
-              nb::arg("lease"), nb::arg("stream"));
+  mailbox.def("recv", &receive, nb::arg("microbatch"), nb::arg("mode"), nb::arg("stream"),
+              nb::arg("timeout"), nb::arg("rows"),
+              "(verdict or None, lease, DLPack capsule of the slot); mode 0 try, 1 host, 2 stream.",
+              nb::sig("def recv(self, microbatch: int, mode: int, stream: int, timeout: float, "
+                      "rows: int) -> tuple[Verdict | None, int, object]"));
+  mailbox.def(
+      "check", [](PyMailbox& self) { return verdict_or_none(self.core->check()); },
+      nb::sig("def check(self) -> Verdict | None"));
+  mailbox.def(
+      "check_lease",
+      [](PyMailbox& self, uint64_t lease) {
+        return verdict_or_none(self.core->check_lease(lease));
+      },
+      nb::arg("lease"), nb::sig("def check_lease(self, lease: int) -> Verdict | None"));
+  mailbox.def(
+      "settle",
+      [](PyMailbox& self, uint64_t lease, double timeout) {
+        return without_gil([&] { return self.core->settle(lease, timeout); });
+      },
+      nb::arg("lease"), nb::arg("timeout"),
+      nb::sig("def settle(self, lease: int, timeout: float) -> Verdict | None"));
+  mailbox.def(
+      "announce", &announced, nb::arg("lane"), nb::arg("cell"), nb::arg("microbatch"),
+      nb::arg("step"),
+      "(rows, row_begin, shape, dropped, checksum or None), or None while nothing is announced.",
+      nb::sig("def announce(self, lane: int, cell: int, microbatch: int, step: int) -> tuple[int, "
+              "int, tuple[int, ...], bool, int | None] | None"));
+  mailbox.def(
+      "record_stream",
+      [](PyMailbox& self, uint64_t lease, uintptr_t stream) {
+        return self.core->record_stream(lease, stream);
+      },
+      nb::arg("lease"), nb::arg("stream"));
   mailbox.def("holders", [](PyMailbox& self) { return self.core->holders(); });
   mailbox.def_prop_ro("epoch", [](PyMailbox& self) { return self.core->epoch(); });
   bind_lanes(mailbox);

@@ -10,7 +10,9 @@ namespace tapchannel {
 
 namespace {
 
-nb::object verdict_or_none(const Verdict& verdict) { return verdict ? nb::cast(verdict) : nb::none(); }
+nb::object verdict_or_none(const Verdict& verdict) {
+  return verdict ? nb::cast(verdict) : nb::none();
+}
 
 struct PyOutbox {
   std::shared_ptr<OutboxCore> core;
@@ -24,33 +26,42 @@ struct PyOutbox {
     reap(*core, true);
   }
 
-  // Lets go of sources whose copy is done; with the GIL. A torch tensor counts its in-place changes: a count that moved before
-  // the copy was done means that the copy may have read the new bytes.
+  // Lets go of sources whose copy is done; with the GIL. A torch tensor counts its in-place
+  // changes: a count that moved before the copy was done means that the copy may have read the new
+  // bytes.
   static void reap(OutboxCore& core, bool attempt) {
     for (const Retired& source : core.take_retired(attempt)) {
       if (source.version >= 0) {
-        nb::object version = nb::getattr(nb::handle(static_cast<PyObject*>(source.owner)), "_version", nb::none());
-        if (!version.is_none() && nb::cast<int64_t>(version) != source.version) core.modified(source);
+        nb::object version =
+            nb::getattr(nb::handle(static_cast<PyObject*>(source.owner)), "_version", nb::none());
+        if (!version.is_none() && nb::cast<int64_t>(version) != source.version)
+          core.modified(source);
       }
       Py_DECREF(static_cast<PyObject*>(source.owner));
     }
   }
 };
 
-// The progress thread must not wait for the GIL. It asks the interpreter to run this at its next safe point.
+// The progress thread must not wait for the GIL. It asks the interpreter to run this at its next
+// safe point.
 int reap_later(void* weak) {
   std::unique_ptr<std::weak_ptr<OutboxCore>> held(static_cast<std::weak_ptr<OutboxCore>*>(weak));
   if (auto core = held->lock()) PyOutbox::reap(*core, true);
   return 0;
 }
 
-PyOutbox make(const Arena& arena, Block& block, nb::list cells, uint64_t slot_bytes, bool drop_newest, size_t queue_limit, double timeout, int socket) {
+PyOutbox make(const Arena& arena, Block& block, nb::list cells, uint64_t slot_bytes,
+              bool drop_newest, size_t queue_limit, double timeout, int socket) {
   std::vector<CellGeometry> geometry;
   for (nb::handle cell : cells) geometry.push_back(geometry_from(cell));
   std::unique_ptr<Transport> transport;
-  if (arena.host) transport = std::make_unique<ShmTransport>(arena.host);
-  else transport = std::make_unique<CudaTransport>(arena.device->device(), arena.device, block.block);
-  auto core = std::make_shared<OutboxCore>(std::move(block.block), std::move(transport), std::move(geometry), slot_bytes, drop_newest, queue_limit, timeout, socket);
+  if (arena.host)
+    transport = std::make_unique<ShmTransport>(arena.host);
+  else
+    transport = std::make_unique<CudaTransport>(arena.device->device(), arena.device, block.block);
+  auto core = std::make_shared<OutboxCore>(std::move(block.block), std::move(transport),
+                                           std::move(geometry), slot_bytes, drop_newest,
+                                           queue_limit, timeout, socket);
   core->start([weak = std::weak_ptr<OutboxCore>(core)] {
     auto held = std::make_unique<std::weak_ptr<OutboxCore>>(weak);
     if (Py_IsInitialized() != 0 && Py_AddPendingCall(&reap_later, held.get()) == 0) held.release();
@@ -58,8 +69,9 @@ PyOutbox make(const Arena& arena, Block& block, nb::list cells, uint64_t slot_by
   return {std::move(core)};
 }
 
-nb::object push(PyOutbox& self, uint64_t microbatch, uint32_t cell, uintptr_t data, size_t rows, size_t pitch, uint64_t row_begin, uintptr_t stream,
-                nb::tuple shape, nb::object owner, int64_t version, nb::object checksum) {
+nb::object push(PyOutbox& self, uint64_t microbatch, uint32_t cell, uintptr_t data, size_t rows,
+                size_t pitch, uint64_t row_begin, uintptr_t stream, nb::tuple shape,
+                nb::object owner, int64_t version, nb::object checksum) {
   Push push;
   push.microbatch = microbatch;
   push.cell = cell;
@@ -71,7 +83,8 @@ nb::object push(PyOutbox& self, uint64_t microbatch, uint32_t cell, uintptr_t da
   push.checksummed = !checksum.is_none();
   if (push.checksummed) push.checksum = nb::cast<uint32_t>(checksum);
   push.version = version;
-  push.owner = owner.inc_ref().ptr();  // handed over; comes back through reap, or here if the push is refused
+  push.owner = owner.inc_ref()
+                   .ptr();  // handed over; comes back through reap, or here if the push is refused
   Verdict verdict;
   try {
     nb::gil_scoped_release open;
@@ -113,35 +126,75 @@ nb::dict counters(PyOutbox& self) {
 
 void bind_outbox(nb::module_& module) {
   nb::class_<PyOutbox> outbox(module, "Outbox", "The producer's core: one lane.");
-  outbox.def("__init__", [](PyOutbox* self, const Arena& arena, Block& block, nb::list cells, uint64_t slot_bytes, bool drop_newest, size_t queue_limit,
-                            double timeout, int socket) { new (self) PyOutbox(make(arena, block, cells, slot_bytes, drop_newest, queue_limit, timeout, socket)); },
-             nb::arg("arena"), nb::arg("block"), nb::arg("cells"), nb::arg("slot_bytes"), nb::arg("drop_newest"), nb::arg("queue_limit"), nb::arg("timeout"),
-             nb::arg("socket"), "Takes the block and the socket's descriptor over.");
-  outbox.def("open_pass", [](PyOutbox& self, uint64_t step, uint64_t microbatches) {
-    return without_gil(self, [&](OutboxCore& core) { return core.open_pass(step, microbatches); });
-  }, nb::arg("step"), nb::arg("microbatches"));
-  outbox.def("close_pass", [](PyOutbox& self) { return without_gil(self, [](OutboxCore& core) { return core.close_pass(); }); });
-  outbox.def("push", &push, nb::arg("microbatch"), nb::arg("cell"), nb::arg("data"), nb::arg("rows"), nb::arg("pitch"), nb::arg("row_begin"), nb::arg("stream"),
-             nb::arg("shape"), nb::arg("owner"), nb::arg("version"), nb::arg("checksum").none(), "None, or the verdict of a push that did not happen.");
-  outbox.def("flush", [](PyOutbox& self, double timeout) { return without_gil(self, [&](OutboxCore& core) { return core.flush(timeout); }); }, nb::arg("timeout"));
-  outbox.def("abort", [](PyOutbox& self, const std::string& reason) {
-    without_gil(self, [&](OutboxCore& core) {
-      core.abort(reason);
-      return Verdict{};
-    });
-  }, nb::arg("reason"));
+  outbox.def(
+      "__init__",
+      [](PyOutbox* self, const Arena& arena, Block& block, nb::list cells, uint64_t slot_bytes,
+         bool drop_newest, size_t queue_limit, double timeout, int socket) {
+        new (self) PyOutbox(
+            make(arena, block, cells, slot_bytes, drop_newest, queue_limit, timeout, socket));
+      },
+      nb::arg("arena"), nb::arg("block"), nb::arg("cells"), nb::arg("slot_bytes"),
+      nb::arg("drop_newest"), nb::arg("queue_limit"), nb::arg("timeout"), nb::arg("socket"),
+      "Takes the block and the socket's descriptor over.",
+      nb::sig("def __init__(self, arena: Arena, block: ControlBlock, cells: list[tuple[int, ...]], "
+              "slot_bytes: int, drop_newest: bool, queue_limit: int, timeout: float, socket: int) "
+              "-> None"));
+  outbox.def(
+      "open_pass",
+      [](PyOutbox& self, uint64_t step, uint64_t microbatches) {
+        return without_gil(self,
+                           [&](OutboxCore& core) { return core.open_pass(step, microbatches); });
+      },
+      nb::arg("step"), nb::arg("microbatches"),
+      nb::sig("def open_pass(self, step: int, microbatches: int) -> Verdict | None"));
+  outbox.def(
+      "close_pass",
+      [](PyOutbox& self) {
+        return without_gil(self, [](OutboxCore& core) { return core.close_pass(); });
+      },
+      nb::sig("def close_pass(self) -> Verdict | None"));
+  outbox.def("push", &push, nb::arg("microbatch"), nb::arg("cell"), nb::arg("data"),
+             nb::arg("rows"), nb::arg("pitch"), nb::arg("row_begin"), nb::arg("stream"),
+             nb::arg("shape"), nb::arg("owner"), nb::arg("version"), nb::arg("checksum").none(),
+             "None, or the verdict of a push that did not happen.",
+             nb::sig("def push(self, microbatch: int, cell: int, data: int, rows: int, pitch: int, "
+                     "row_begin: int, stream: int, shape: tuple[int, ...], owner: object, version: "
+                     "int, checksum: int | None) -> Verdict | None"));
+  outbox.def(
+      "flush",
+      [](PyOutbox& self, double timeout) {
+        return without_gil(self, [&](OutboxCore& core) { return core.flush(timeout); });
+      },
+      nb::arg("timeout"), nb::sig("def flush(self, timeout: float) -> Verdict | None"));
+  outbox.def(
+      "abort",
+      [](PyOutbox& self, const std::string& reason) {
+        without_gil(self, [&](OutboxCore& core) {
+          core.abort(reason);
+          return Verdict{};
+        });
+      },
+      nb::arg("reason"));
   outbox.def("close", [](PyOutbox& self) {
     without_gil(self, [](OutboxCore& core) {
       core.close();
       return Verdict{};
     });
   });
-  outbox.def("check", [](PyOutbox& self) { return without_gil(self, [](OutboxCore& core) { return core.check(); }); });
-  outbox.def("counters", &counters);
-  outbox.def("events", [](PyOutbox& self, bool producer) {
-    auto& block = self.core->block();
-    return events_of(producer ? block.producer_ring() : block.consumer_ring());
-  }, nb::arg("producer"));
+  outbox.def(
+      "check",
+      [](PyOutbox& self) {
+        return without_gil(self, [](OutboxCore& core) { return core.check(); });
+      },
+      nb::sig("def check(self) -> Verdict | None"));
+  outbox.def("counters", &counters, nb::sig("def counters(self) -> dict[str, int | float]"));
+  outbox.def(
+      "events",
+      [](PyOutbox& self, bool producer) {
+        auto& block = self.core->block();
+        return events_of(producer ? block.producer_ring() : block.consumer_ring());
+      },
+      nb::arg("producer"), nb::sig("def events(self, producer: bool) -> list[tuple[int, ...]]"));
 }
 
 }  // namespace tapchannel

@@ -72,21 +72,28 @@ void bind_verdict(nb::module_& module) {
       .def_ro("waited", &Verdict::waited)
       .def_ro("limit", &Verdict::limit)
       .def_ro("silent", &Verdict::silent)
-      .def_prop_ro("reason", [](const Verdict& verdict) { return nb::bytes(verdict.reason.data(), verdict.reason.size()); })
+      .def_prop_ro("reason",
+                   [](const Verdict& verdict) {
+                     return nb::bytes(verdict.reason.data(), verdict.reason.size());
+                   })
       .def_ro("holders", &Verdict::holders);
 }
 
 }  // namespace
 
-// Foreign threads of this process write the ring while it is read: an entry whose number changed meanwhile is left out.
+// Foreign threads of this process write the ring while it is read: an entry whose number changed
+// meanwhile is left out.
 nb::list events_of(const Ring& ring) {
   nb::list events;
   uint64_t next = ring.next.value.load(std::memory_order_acquire);
   for (uint64_t number = next > kRingEntries ? next - kRingEntries : 0; number < next; ++number) {
     const Event& entry = ring.entries[number % kRingEntries];
     uint32_t before = entry.number.load(std::memory_order_acquire);
-    auto event = nb::make_tuple(number, entry.time_ns, entry.key, entry.bytes, entry.step, entry.cell);
-    if (before == static_cast<uint32_t>(number) + 1 && entry.number.load(std::memory_order_acquire) == before) events.append(event);
+    auto event =
+        nb::make_tuple(number, entry.time_ns, entry.key, entry.bytes, entry.step, entry.cell);
+    if (before == static_cast<uint32_t>(number) + 1 &&
+        entry.number.load(std::memory_order_acquire) == before)
+      events.append(event);
   }
   return events;
 }
@@ -94,26 +101,38 @@ nb::list events_of(const Ring& ring) {
 CellGeometry geometry_from(nb::handle fields) {
   auto values = nb::cast<std::vector<uint64_t>>(fields);
   if (values.size() != 9) throw std::invalid_argument("a cell's geometry has 9 fields");
-  return {values[0], values[1], values[2], values[3], values[4], static_cast<uint32_t>(values[5]), static_cast<uint8_t>(values[6]),
-          static_cast<uint32_t>(values[7]), values[8] != 0};
+  return {values[0],
+          values[1],
+          values[2],
+          values[3],
+          values[4],
+          static_cast<uint32_t>(values[5]),
+          static_cast<uint8_t>(values[6]),
+          static_cast<uint32_t>(values[7]),
+          values[8] != 0};
 }
 
 }  // namespace tapchannel
 
 NB_MODULE(_native, module) {
   using namespace tapchannel;
-  module.doc() = "Native core of tapchannel: control block, lanes, mailbox, CUDA driver loaded at run time.";
+  module.doc() =
+      "Native core of tapchannel: control block, lanes, mailbox, CUDA driver loaded at run time.";
   ForkGuard::install();
   nb::register_exception_translator(translate, nullptr);
-  module.def("layout", &layout, "Offsets and constants of the control block, for the check at import.");
+  module.def("layout", &layout, nb::sig("def layout() -> dict[str, int]"),
+             "Offsets and constants of the control block, for the check at import.");
   module.def(
       "step_names",
       [] {
-        return std::vector<std::string>{"", "grant", "announce", "claim", "order", "put", "stamp", "wait", "read", "release", "open_pass", "close_pass",
-                                        "abort", "poison", "attach", "lost", "close"};
+        return std::vector<std::string>{"",          "grant",      "announce", "claim",  "order",
+                                        "put",       "stamp",      "wait",     "read",   "release",
+                                        "open_pass", "close_pass", "abort",    "poison", "attach",
+                                        "lost",      "close"};
       },
       "Names of the flight recorder's steps, by number.");
-  module.def("close_in_child", &ForkGuard::close_in_child, nb::arg("fd"), "A forked child closes this descriptor at once.");
+  module.def("close_in_child", &ForkGuard::close_in_child, nb::arg("fd"),
+             "A forked child closes this descriptor at once.");
   module.def("keep_in_child", &ForkGuard::forget, nb::arg("fd"));
   bind_verdict(module);
   bind_memory(module);

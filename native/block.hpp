@@ -20,6 +20,11 @@ inline uint64_t now_ns() {
   return static_cast<uint64_t>(at.tv_sec) * 1000000000ULL + static_cast<uint64_t>(at.tv_nsec);
 }
 
+// Seconds since a heartbeat; -1 where there was none.
+inline double seconds_since(uint64_t then) {
+  return then == 0 ? -1 : static_cast<double>(now_ns() - then) / 1e9;
+}
+
 inline void sleep_ns(uint64_t ns) {
   timespec span{static_cast<time_t>(ns / 1000000000ULL), static_cast<long>(ns % 1000000000ULL)};
   nanosleep(&span, nullptr);
@@ -31,7 +36,8 @@ inline void ring(Bell& bell) {
     syscall(SYS_futex, &bell.count, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
 }
 
-// Sleeps until the bell rings or `ns` have passed; `ready` is the last look, taken after the sleeper has announced itself.
+// Sleeps until the bell rings or `ns` have passed; `ready` is the last look, taken after the
+// sleeper has announced itself.
 template <class Ready>
 void sleep_on(Bell& bell, uint64_t ns, Ready&& ready) {
   bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -43,11 +49,13 @@ void sleep_on(Bell& bell, uint64_t ns, Ready&& ready) {
   bell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-// Counts waiting time in slices, each capped: time for which this process was stopped (SIGSTOP, a suspended machine) does
-// not count as waiting, so that a deadline is never judged on news that nobody could have read.
+// Counts waiting time in slices, each capped: time for which this process was stopped (SIGSTOP, a
+// suspended machine) does not count as waiting, so that a deadline is never judged on news that
+// nobody could have read.
 class Patience {
  public:
-  explicit Patience(double limit_s) : limit_(static_cast<uint64_t>(limit_s * 1e9)), last_(now_ns()) {}
+  explicit Patience(double limit_s)
+      : limit_(static_cast<uint64_t>(limit_s * 1e9)), last_(now_ns()) {}
   void tick() {
     uint64_t at = now_ns();
     waited_ += std::min(at - last_, kSlice);
@@ -66,17 +74,21 @@ class Patience {
 class ControlBlock {
  public:
   ControlBlock() = default;
-  static ControlBlock create(const std::string& name, uint32_t lane, uint32_t depth, uint32_t cells, const std::array<uint8_t, 16>& id) {
+  static ControlBlock create(const std::string& name, uint32_t lane, uint32_t depth, uint32_t cells,
+                             const std::array<uint8_t, 16>& id) {
     ControlBlock made;
     made.layout_ = BlockLayout{depth, cells};
-    made.memory_ = Mapping::create(name, made.layout_.bytes());  // a new memfd reads as zero: every word starts at "nothing"
-    auto* header = new (made.memory_.base()) BlockHeader{0, kLayoutVersion, lane, depth, cells, made.layout_.bytes(), {}};
+    made.memory_ = Mapping::create(
+        name, made.layout_.bytes());  // a new memfd reads as zero: every word starts at "nothing"
+    auto* header = new (made.memory_.base())
+        BlockHeader{0, kLayoutVersion, lane, depth, cells, made.layout_.bytes(), {}};
     std::copy(id.begin(), id.end(), header->mailbox_id);
     std::atomic_thread_fence(std::memory_order_release);
     header->magic = kMagic;
     return made;
   }
-  static ControlBlock adopt(int fd, uint32_t lane, uint32_t depth, uint32_t cells, const std::array<uint8_t, 16>& id) {
+  static ControlBlock adopt(int fd, uint32_t lane, uint32_t depth, uint32_t cells,
+                            const std::array<uint8_t, 16>& id) {
     if (depth == 0 || depth > kMaxDepth || cells > kMaxCells) {
       close(fd);
       throw std::invalid_argument("control block with an impossible depth or cell count");
@@ -85,15 +97,18 @@ class ControlBlock {
     made.layout_ = BlockLayout{depth, cells};
     made.memory_ = Mapping::adopt(fd, made.layout_.bytes());
     const auto* header = reinterpret_cast<const BlockHeader*>(made.memory_.base());
-    if (header->magic != kMagic || header->version != kLayoutVersion || header->lane != lane || header->depth != depth ||
-        header->cells != cells || header->total_bytes != made.layout_.bytes() || !std::equal(id.begin(), id.end(), header->mailbox_id))
+    if (header->magic != kMagic || header->version != kLayoutVersion || header->lane != lane ||
+        header->depth != depth || header->cells != cells ||
+        header->total_bytes != made.layout_.bytes() ||
+        !std::equal(id.begin(), id.end(), header->mailbox_id))
       throw std::invalid_argument("control block header does not match the descriptor");
     return made;
   }
   ConsumerWords& consumer() const { return at<ConsumerWords>(layout_.consumer()); }
   ProducerWords& producer() const { return at<ProducerWords>(layout_.producer()); }
   std::atomic<uint64_t>& stamp(size_t slot, size_t cell) const {
-    return at<std::atomic<uint64_t>>(layout_.stamps() + (slot * layout_.cells + cell) * sizeof(uint64_t));
+    return at<std::atomic<uint64_t>>(layout_.stamps() +
+                                     (slot * layout_.cells + cell) * sizeof(uint64_t));
   }
   Announce& announce(size_t slot, size_t cell) const {
     return at<Announce>(layout_.announces() + (slot * layout_.cells + cell) * sizeof(Announce));
@@ -104,7 +119,9 @@ class ControlBlock {
   size_t depth() const { return layout_.depth; }
   Mapping& memory() { return memory_; }
   const Mapping& memory() const { return memory_; }
-  size_t offset_of(const void* word) const { return static_cast<size_t>(static_cast<const uint8_t*>(word) - memory_.base()); }
+  size_t offset_of(const void* word) const {
+    return static_cast<size_t>(static_cast<const uint8_t*>(word) - memory_.base());
+  }
 
  private:
   template <class T>

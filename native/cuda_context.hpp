@@ -125,4 +125,11 @@ class RelaxedCapture {
   CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
+// The same, for the rest of a thread's life. For threads of ours only: a caller's thread keeps its
+// own mode.
+inline void relax_capture_on_this_thread() {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  static_cast<void>(require_driver().cuThreadExchangeStreamCaptureMode(&mode));
+}
+
 }  // namespace tapchannel::cuda

@@ -9,20 +9,27 @@ CUstream as_stream(uintptr_t handle) { return reinterpret_cast<CUstream>(handle)
 constexpr double kFillLimit = 5.0;
 }  // namespace
 
-CudaPort::CudaPort(Device device, std::shared_ptr<DeviceArena> arena, const std::vector<ControlBlock*>& blocks)
-    : device_(std::move(device)), arena_(std::move(arena)), words_(device_, kReleaseWords * sizeof(uint64_t)), pattern_(device_, 2 * kPatternBytes) {
+CudaPort::CudaPort(Device device, std::shared_ptr<DeviceArena> arena,
+                   const std::vector<ControlBlock*>& blocks)
+    : device_(std::move(device)),
+      arena_(std::move(arena)),
+      words_(device_, kReleaseWords * sizeof(uint64_t)),
+      pattern_(device_, 2 * kPatternBytes) {
   std::memset(words_.host(), 0, kReleaseWords * sizeof(uint64_t));
   std::memset(pattern_.host(), 0xff, kPatternBytes);
   std::memset(pattern_.host() + kPatternBytes, 0x80, kPatternBytes);
   for (ControlBlock* block : blocks) {
     auto& memory = block->memory();
-    lanes_.push_back({memory.base(), std::make_unique<RegisteredHost>(device_, memory.base(), memory.bytes())});
+    lanes_.push_back(
+        {memory.base(), std::make_unique<RegisteredHost>(device_, memory.base(), memory.bytes())});
   }
   ContextGuard guard(device_);
   check(driver()->cuStreamCreate(&release_stream_, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   check(driver()->cuStreamCreate(&poison_stream_, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   check(driver()->cuEventCreate(&event_, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
 }
+
+void CudaPort::enter_thread() { relax_capture_on_this_thread(); }
 
 CudaPort::~CudaPort() {
   try {
@@ -41,28 +48,37 @@ bool CudaPort::capturing(uintptr_t stream) const {
   return asked == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-void CudaPort::wait(uintptr_t stream, size_t lane, const std::atomic<uint64_t>& stamp, uint64_t key) {
+void CudaPort::wait(uintptr_t stream, size_t lane, const std::atomic<uint64_t>& stamp,
+                    uint64_t key) {
   ContextGuard guard(device_);
   const Lane& from = lanes_[lane];
   auto offset = static_cast<size_t>(reinterpret_cast<const uint8_t*>(&stamp) - from.base);
-  check(driver()->cuStreamWaitValue64(as_stream(stream), from.registered->device_pointer() + offset, key, CU_STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue64");
+  check(driver()->cuStreamWaitValue64(as_stream(stream), from.registered->device_pointer() + offset,
+                                      key, CU_STREAM_WAIT_VALUE_GEQ),
+        "cuStreamWaitValue64");
 }
 
-Given CudaPort::release(const std::vector<uintptr_t>& streams, size_t word, uint64_t value, uint64_t offset, uint64_t fill_bytes) noexcept {
+Given CudaPort::release(const std::vector<uintptr_t>& streams, size_t word, uint64_t value,
+                        uint64_t offset, uint64_t fill_bytes) noexcept {
   try {
     ContextGuard guard(device_);
     for (uintptr_t stream : streams)
       if (capturing(stream)) return Given::refused;
     CUstream last = as_stream(streams.front());
-    if (streams.size() > 1) {  // behind all of them, without making any of the user's streams wait for another
+    if (streams.size() >
+        1) {  // behind all of them, without making any of the user's streams wait for another
       last = release_stream_;
       for (uintptr_t stream : streams) {
         check(driver()->cuEventRecord(event_, as_stream(stream)), "cuEventRecord");
         check(driver()->cuStreamWaitEvent(last, event_, 0), "cuStreamWaitEvent");
       }
     }
-    if (fill_bytes != 0) check(driver()->cuMemsetD8Async(arena_->ptr() + offset, 0xff, fill_bytes, last), "cuMemsetD8Async");
-    check(driver()->cuStreamWriteValue64(last, words_.device_pointer() + word * sizeof(uint64_t), value, CU_STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue64");
+    if (fill_bytes != 0)
+      check(driver()->cuMemsetD8Async(arena_->ptr() + offset, 0xff, fill_bytes, last),
+            "cuMemsetD8Async");
+    check(driver()->cuStreamWriteValue64(last, words_.device_pointer() + word * sizeof(uint64_t),
+                                         value, CU_STREAM_WRITE_VALUE_DEFAULT),
+          "cuStreamWriteValue64");
     return Given::enqueued;
   } catch (const std::exception&) {
     return Given::refused;  // the slot stays held, and the time-out that follows names it
@@ -70,10 +86,12 @@ Given CudaPort::release(const std::vector<uintptr_t>& streams, size_t word, uint
 }
 
 bool CudaPort::released(size_t word, uint64_t value) const {
-  return reinterpret_cast<const std::atomic<uint64_t>*>(words_.host())[word].load(std::memory_order_acquire) == value;
+  return reinterpret_cast<const std::atomic<uint64_t>*>(words_.host())[word].load(
+             std::memory_order_acquire) == value;
 }
 
-// Copies from pinned host memory complete behind a stuck wait even with CUDA_DEVICE_MAX_CONNECTIONS=1; a memset does not.
+// Copies from pinned host memory complete behind a stuck wait even with
+// CUDA_DEVICE_MAX_CONNECTIONS=1; a memset does not.
 void CudaPort::fill_region(const Region& region, uint64_t pattern) {
   uint64_t width = std::min<uint64_t>(region.cell->row_bytes, kPatternBytes);
   uint64_t height = std::max<uint64_t>(1, kPatternBytes / std::max<uint64_t>(width, 1));
@@ -94,7 +112,8 @@ void CudaPort::fill_region(const Region& region, uint64_t pattern) {
 bool CudaPort::fill_poison(const std::vector<Region>& regions) noexcept {
   try {
     ContextGuard guard(device_);
-    for (const auto& region : regions) fill_region(region, region.cell->poison_byte == 0xff ? 0 : kPatternBytes);
+    for (const auto& region : regions)
+      fill_region(region, region.cell->poison_byte == 0xff ? 0 : kPatternBytes);
     Patience patience(kFillLimit);
     while (true) {
       CUresult state = driver()->cuStreamQuery(poison_stream_);

@@ -8,14 +8,18 @@ namespace tapchannel {
 
 class CudaPort final : public Port {
  public:
-  CudaPort(cuda::Device device, std::shared_ptr<cuda::DeviceArena> arena, const std::vector<ControlBlock*>& blocks);
+  CudaPort(cuda::Device device, std::shared_ptr<cuda::DeviceArena> arena,
+           const std::vector<ControlBlock*>& blocks);
   ~CudaPort() override;
+  void enter_thread() override;
   bool on_host() const override { return false; }
   uint8_t* base() const override { return reinterpret_cast<uint8_t*>(arena_->ptr()); }
   int ordinal() const override { return device_.ordinal(); }
   bool capturing(uintptr_t stream) const override;
-  void wait(uintptr_t stream, size_t lane, const std::atomic<uint64_t>& stamp, uint64_t key) override;
-  Given release(const std::vector<uintptr_t>& streams, size_t word, uint64_t value, uint64_t offset, uint64_t fill_bytes) noexcept override;
+  void wait(uintptr_t stream, size_t lane, const std::atomic<uint64_t>& stamp,
+            uint64_t key) override;
+  Given release(const std::vector<uintptr_t>& streams, size_t word, uint64_t value, uint64_t offset,
+                uint64_t fill_bytes) noexcept override;
   bool released(size_t word, uint64_t value) const override;
   size_t release_words() const override { return kReleaseWords; }
   bool fill_poison(const std::vector<Region>& regions) noexcept override;
@@ -32,9 +36,9 @@ class CudaPort final : public Port {
   };
   std::vector<Lane> lanes_;
   // release words: private to this process.
-  //   writer the GPU, behind the reads of the lease's streams (cuStreamWriteValue64); reader the monitor thread
-  //   order  stream order and the default fence; load acquire; visible: the reads have been performed
-  //   without it credit would go back under a reader (I2)
+  //   writer the GPU, behind the reads of the lease's streams (cuStreamWriteValue64); reader the
+  //   monitor thread order  stream order and the default fence; load acquire; visible: the reads
+  //   have been performed without it credit would go back under a reader (I2)
   cuda::PinnedPage words_;
   cuda::PinnedPage pattern_;  // first half 0xff, second half 0x80: the two poison patterns
   cuda::CUstream release_stream_ = nullptr;

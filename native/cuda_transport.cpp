@@ -8,13 +8,19 @@ namespace {
 CUstream as_stream(uintptr_t handle) { return reinterpret_cast<CUstream>(handle); }
 }  // namespace
 
-CudaTransport::CudaTransport(Device device, std::shared_ptr<DeviceArena> arena, const ControlBlock& block)
-    : device_(std::move(device)), arena_(std::move(arena)), block_base_(block.memory().base()),
-      registered_(device_, block.memory().base(), block.memory().bytes()), performed_(device_, 4096) {
+CudaTransport::CudaTransport(Device device, std::shared_ptr<DeviceArena> arena,
+                             const ControlBlock& block)
+    : device_(std::move(device)),
+      arena_(std::move(arena)),
+      block_base_(block.memory().base()),
+      registered_(device_, block.memory().base(), block.memory().bytes()),
+      performed_(device_, 4096) {
   std::memset(performed_.host(), 0, 4096);
   ContextGuard guard(device_);
   check(driver()->cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
 }
+
+void CudaTransport::enter_thread() { relax_capture_on_this_thread(); }
 
 CudaTransport::~CudaTransport() {
   try {
@@ -32,27 +38,37 @@ Transport::Token CudaTransport::order(uintptr_t stream) {
   ContextGuard guard(device_);
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   CUresult asked = driver()->cuStreamIsCapturing(as_stream(stream), &status);
-  if (asked == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || (asked == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE)) throw CapturingError();
+  if (asked == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ||
+      (asked == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE))
+    throw CapturingError();
   check(asked, "cuStreamIsCapturing");
+  CUevent event = take_event();
+  CUresult recorded = driver()->cuEventRecord(event, as_stream(stream));
+  if (recorded != CUDA_SUCCESS) forget(event);
+  check(recorded, "cuEventRecord");
+  return event;
+}
+
+CUevent CudaTransport::take_event() {
+  std::lock_guard lock(mutex_);
   CUevent event = nullptr;
   if (events_.empty()) {
     check(driver()->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
-  } else {
-    event = events_.back();
-    events_.pop_back();
+    return event;
   }
-  CUresult recorded = driver()->cuEventRecord(event, as_stream(stream));
-  if (recorded != CUDA_SUCCESS) {
-    events_.push_back(event);
-    check(recorded, "cuEventRecord");
-  }
+  event = events_.back();
+  events_.pop_back();
   return event;
 }
 
 // A wait captures the event's state when it is enqueued, so the event may be recorded anew at once.
-void CudaTransport::forget(Token token) { events_.push_back(static_cast<CUevent>(token)); }
+void CudaTransport::forget(Token token) {
+  std::lock_guard lock(mutex_);
+  events_.push_back(static_cast<CUevent>(token));
+}
 
-void CudaTransport::put(Token token, const Source& source, uint64_t offset, const CellGeometry& cell) {
+void CudaTransport::put(Token token, const Source& source, uint64_t offset,
+                        const CellGeometry& cell) {
   ContextGuard guard(device_);
   check(driver()->cuStreamWaitEvent(stream_, static_cast<CUevent>(token), 0), "cuStreamWaitEvent");
   forget(token);
@@ -60,7 +76,8 @@ void CudaTransport::put(Token token, const Source& source, uint64_t offset, cons
   auto from = reinterpret_cast<CUdeviceptr>(source.data);
   bool flat = (source.pitch == cell.row_bytes && cell.pitch == cell.row_bytes) || source.rows == 1;
   if (flat) {
-    check(driver()->cuMemcpyDtoDAsync(to, from, source.rows * cell.row_bytes, stream_), "cuMemcpyDtoDAsync");
+    check(driver()->cuMemcpyDtoDAsync(to, from, source.rows * cell.row_bytes, stream_),
+          "cuMemcpyDtoDAsync");
     return;
   }
   CUDA_MEMCPY2D copy{};
@@ -77,22 +94,39 @@ void CudaTransport::put(Token token, const Source& source, uint64_t offset, cons
 void CudaTransport::put_poison(uint64_t offset, size_t rows, const CellGeometry& cell) {
   if (rows == 0 || cell.row_bytes == 0) return;
   ContextGuard guard(device_);
-  check(driver()->cuMemsetD2D8Async(arena_->ptr() + offset, cell.pitch, cell.poison_byte, cell.row_bytes, rows, stream_), "cuMemsetD2D8Async");
+  check(driver()->cuMemsetD2D8Async(arena_->ptr() + offset, cell.pitch, cell.poison_byte,
+                                    cell.row_bytes, rows, stream_),
+        "cuMemsetD2D8Async");
 }
 
 void CudaTransport::stamp(std::atomic<uint64_t>& word, uint64_t value) {
   ContextGuard guard(device_);
   auto offset = static_cast<size_t>(reinterpret_cast<const uint8_t*>(&word) - block_base_);
-  check(driver()->cuStreamWriteValue64(stream_, registered_.device_pointer() + offset, value, CU_STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue64");
-  check(driver()->cuStreamWriteValue64(stream_, performed_.device_pointer(), ++stamped_, CU_STREAM_WRITE_VALUE_DEFAULT), "cuStreamWriteValue64");
+  check(driver()->cuStreamWriteValue64(stream_, registered_.device_pointer() + offset, value,
+                                       CU_STREAM_WRITE_VALUE_DEFAULT),
+        "cuStreamWriteValue64");
+  std::lock_guard lock(mutex_);
+  ++stamped_;
+}
+
+void CudaTransport::mark() {
+  std::lock_guard lock(mutex_);
+  if (marked_ == stamped_) return;
+  ContextGuard guard(device_);
+  check(driver()->cuStreamWriteValue64(stream_, performed_.device_pointer(), stamped_,
+                                       CU_STREAM_WRITE_VALUE_DEFAULT),
+        "cuStreamWriteValue64");
+  marked_ = stamped_;
 }
 
 uint64_t CudaTransport::performed() const {
-  return reinterpret_cast<const std::atomic<uint64_t>*>(performed_.host())->load(std::memory_order_acquire);
+  return reinterpret_cast<const std::atomic<uint64_t>*>(performed_.host())
+      ->load(std::memory_order_acquire);
 }
 
 bool CudaTransport::finish(uint64_t limit_ns) {
   Patience patience(static_cast<double>(limit_ns) / 1e9);
+  mark();
   while (performed() < stamped_) {
     patience.tick();
     if (patience.over()) return false;

@@ -1,4 +1,5 @@
-// The few structs of DLPack's legacy exchange that a capsule needs (github.com/dmlc/dlpack, version 0.8 layout).
+// The few structs of DLPack's legacy exchange that a capsule needs (github.com/dmlc/dlpack, version
+// 0.8 layout).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
-// Fork: threads and driver state do not cross it. A child must not use, close or signal what its parent owns, and it must
-// not keep the parent's sockets open (a peer would never see the parent die).
+// Fork: threads and driver state do not cross it. A child must not use, close or signal what its
+// parent owns, and it must not keep the parent's sockets open (a peer would never see the parent
+// die).
 #pragma once
 
 #include <pthread.h>
@@ -48,11 +49,10 @@ class ForkGuard {
     static std::atomic<uint32_t> generation{0};
     return generation;
   }
-  static std::atomic<int> (&places())[kPlaces] {
+  static std::atomic<int> (&places()) [kPlaces] {
     static std::atomic<int> all[kPlaces];
     return all;
-  }
-  uint32_t generation_;
+  } uint32_t generation_;
 };
 
 }  // namespace tapchannel

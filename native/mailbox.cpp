@@ -1,13 +1,14 @@
 #include "mailbox.hpp"
 
-#include <poll.h>
-#include <sys/socket.h>
-
 namespace tapchannel {
 
-MailboxCore::MailboxCore(std::unique_ptr<Port> port, std::vector<ControlBlock> blocks, std::vector<std::vector<CellGeometry>> cells,
-                         size_t depth, uint64_t slot_bytes, bool fill_released)
-    : port_(std::move(port)), depth_(depth), slot_bytes_(slot_bytes), fill_released_(fill_released) {
+MailboxCore::MailboxCore(std::unique_ptr<Port> port, std::vector<ControlBlock> blocks,
+                         std::vector<std::vector<CellGeometry>> cells, size_t depth,
+                         uint64_t slot_bytes, bool fill_released)
+    : port_(std::move(port)),
+      depth_(depth),
+      slot_bytes_(slot_bytes),
+      fill_released_(fill_released) {
   ForkGuard::install();
   for (size_t i = 0; i < blocks.size(); ++i) {
     Lane lane;
@@ -26,12 +27,15 @@ MailboxCore::~MailboxCore() {
     return;
   }
   close();
-  // Reads may still be queued on a stream: the arena must outlive them. Wait, bounded; rather leak than unmap under a kernel.
+  // Reads may still be queued on a stream: the arena must outlive them. Wait, bounded; rather leak
+  // than unmap under a kernel.
   Patience patience(10.0);
   for (auto& [id, record] : leases_)
-    while (record.hold == Hold::dropped || (record.hold == Hold::releasing && !port_->released(record.word, id))) {
+    while (record.hold == Hold::dropped ||
+           (record.hold == Hold::releasing && !port_->released(record.word, id))) {
       if (record.hold == Hold::dropped &&
-          port_->release(record.streams, record.word, id, 0, 0) != Given::refused) record.hold = Hold::releasing;
+          port_->release(record.streams, record.word, id, 0, 0) != Given::refused)
+        record.hold = Hold::releasing;
       patience.tick();
       if (patience.over()) {
         port_.release();
@@ -55,19 +59,6 @@ Verdict MailboxCore::check() {
 uint64_t MailboxCore::epoch() {
   std::lock_guard lock(mutex_);
   return epoch_;
-}
-
-void MailboxCore::store_lane_words(Lane& lane) {
-  auto& words = lane.block.consumer();
-  bool barred = open_ && lane.barred_pass == pass();
-  words.epoch.value.store(epoch_, std::memory_order_release);
-  if (barred) {
-    write_text(words.reason, "the lane restarted in the middle of the pass");
-    words.aborted.value.store(make_stamp(epoch_, step_, 0), std::memory_order_release);
-  }
-  words.credit.value.store(open_ && !barred ? make_stamp(epoch_, step_, granted_) : 0, std::memory_order_release);
-  words.open_pass.value.store(open_ ? make_stamp(epoch_, step_, microbatches_) : 0, std::memory_order_release);
-  ring(words.bell);
 }
 
 Verdict MailboxCore::open_pass(uint64_t step, uint64_t microbatches) {
@@ -97,13 +88,15 @@ Verdict MailboxCore::open_pass(uint64_t step, uint64_t microbatches) {
   for (auto& lane : lanes_) {
     if (lane.attached) lane.attached_in_pass = pass();
     store_lane_words(lane);
-    record(lane.block.consumer_ring(), Step::open_pass, make_stamp(epoch_, step_, microbatches), 0, 0);
+    record(lane.block.consumer_ring(), Step::open_pass, make_stamp(epoch_, step_, microbatches), 0,
+           0);
   }
   advance();
   return {};
 }
 
-// Step 1. In key order: a key is granted once the slot's older leases are gone and the slot's former key has been received.
+// Step 1. In key order: a key is granted once the slot's older leases are gone and the slot's
+// former key has been received.
 void MailboxCore::advance() {
   if (!open_ || failure_) return;
   uint64_t before = granted_;
@@ -114,35 +107,41 @@ void MailboxCore::advance() {
   if (granted_ == before) return;
   for (auto& lane : lanes_) {
     if (lane.barred_pass == pass()) continue;
-    lane.block.consumer().credit.value.store(make_stamp(epoch_, step_, granted_), std::memory_order_release);
+    lane.block.consumer().credit.value.store(make_stamp(epoch_, step_, granted_),
+                                             std::memory_order_release);
     record(lane.block.consumer_ring(), Step::grant, make_stamp(epoch_, step_, granted_), 0, 0);
     ring(lane.block.consumer().bell);
   }
   ring(bell_);
 }
 
-// A poisoned word would satisfy every later wait. It is cleared when its slot is granted anew: then no wait is pending on it.
-// Compare-and-swap, since a late stamp of the old key may land meanwhile, and that one must stay.
+// A poisoned word would satisfy every later wait. It is cleared when its slot is granted anew: then
+// no wait is pending on it. Compare-and-swap, since a late stamp of the old key may land meanwhile,
+// and that one must stay.
 void MailboxCore::strip_poison(size_t slot) {
   for (auto& lane : lanes_)
     for (size_t cell = 0; cell < lane.cells.size(); ++cell) {
       auto& word = lane.block.stamp(slot, cell);
       uint64_t seen = word.load(std::memory_order_acquire);
-      while ((seen & kPoison) != 0 && !word.compare_exchange_weak(seen, 0, std::memory_order_acq_rel)) {
+      while ((seen & kPoison) != 0 &&
+             !word.compare_exchange_weak(seen, 0, std::memory_order_acq_rel)) {
       }
     }
 }
 
-// What keeps `microbatch` from being granted. hard: leave out what is already on its way back in stream order.
+// What keeps `microbatch` from being granted. hard: leave out what is already on its way back in
+// stream order.
 std::vector<Holder> MailboxCore::blockers(uint64_t microbatch, bool hard) const {
   std::vector<Holder> found;
   for (uint64_t next = hard ? granted_ : microbatch; next <= microbatch; ++next) {
     size_t slot = next % depth_;
-    if (next >= depth_ && received_[next - depth_] == Received::no) found.push_back({step_, next - depth_, static_cast<int>(slot), false});
+    if (next >= depth_ && received_[next - depth_] == Received::no)
+      found.push_back({step_, next - depth_, static_cast<int>(slot), false});
     for (const auto& [id, record] : leases_) {
       bool older = record.pass != pass() || record.microbatch < next;
       if (record.slot != slot || !older || (hard && record.hold == Hold::releasing)) continue;
-      found.push_back({record.pass & ((1ULL << kStepBits) - 1), record.microbatch, static_cast<int>(slot), true});
+      found.push_back({record.pass & ((1ULL << kStepBits) - 1), record.microbatch,
+                       static_cast<int>(slot), true});
     }
   }
   return found;
@@ -152,7 +151,9 @@ std::vector<Holder> MailboxCore::holders() {
   std::lock_guard lock(mutex_);
   std::vector<Holder> found;
   for (const auto& [id, record] : leases_)
-    if (record.hold != Hold::releasing) found.push_back({record.pass & ((1ULL << kStepBits) - 1), record.microbatch, static_cast<int>(record.slot), true});
+    if (record.hold != Hold::releasing)
+      found.push_back({record.pass & ((1ULL << kStepBits) - 1), record.microbatch,
+                       static_cast<int>(record.slot), true});
   return found;
 }
 
@@ -169,11 +170,14 @@ Verdict MailboxCore::close_pass() {
       return bad;
     }
   open_ = false;
-  for (auto& lane : lanes_) record(lane.block.consumer_ring(), Step::close_pass, make_stamp(epoch_, step_, microbatches_), 0, 0);
+  for (auto& lane : lanes_)
+    record(lane.block.consumer_ring(), Step::close_pass, make_stamp(epoch_, step_, microbatches_),
+           0, 0);
   return {};
 }
 
-// Needs no handshake with a living lane: pass numbers are never used again, and a lane's copies leave in order on one stream.
+// Needs no handshake with a living lane: pass numbers are never used again, and a lane's copies
+// leave in order on one stream.
 void MailboxCore::end_pass(const std::string& reason) {
   for (auto& [id, record] : leases_) {
     if (!record.waiting) continue;
@@ -219,16 +223,20 @@ void MailboxCore::poison(LeaseRecord& record) {
   std::vector<std::pair<size_t, size_t>> cells;
   for (size_t i = 0; i < lanes_.size(); ++i)
     for (size_t cell = 0; cell < lanes_[i].cells.size(); ++cell) {
-      if (reached(lanes_[i].block.stamp(record.slot, cell).load(std::memory_order_acquire), record.key)) continue;
+      if (reached(lanes_[i].block.stamp(record.slot, cell).load(std::memory_order_acquire),
+                  record.key))
+        continue;
       const auto& geometry = lanes_[i].cells[cell];
-      regions.push_back({record.slot * slot_bytes_ + geometry.offset, geometry.tap_rows, &geometry});
+      regions.push_back(
+          {record.slot * slot_bytes_ + geometry.offset, geometry.tap_rows, &geometry});
       cells.emplace_back(i, cell);
     }
   port_->fill_poison(regions);  // first the pattern, then the word that lets the stream go on (I4)
   for (auto [lane, cell] : cells) {
     auto& word = lanes_[lane].block.stamp(record.slot, cell);
     uint64_t seen = word.load(std::memory_order_acquire);
-    while (!landed(seen, record.key) && !word.compare_exchange_weak(seen, record.key | kPoison, std::memory_order_acq_rel)) {
+    while (!landed(seen, record.key) &&
+           !word.compare_exchange_weak(seen, record.key | kPoison, std::memory_order_acq_rel)) {
     }
     tapchannel::record(lanes_[lane].block.consumer_ring(), Step::poison, record.key, cell, 0);
   }
@@ -274,11 +282,14 @@ void MailboxCore::drop(uint64_t lease) noexcept {
   give_back(lease, found->second);
 }
 
-// Step 9. On a GPU the credit follows when the word behind the reads has been written; the monitor sees it.
+// Step 9. On a GPU the credit follows when the word behind the reads has been written; the monitor
+// sees it.
 void MailboxCore::give_back(uint64_t id, LeaseRecord& record) {
-  Given given = port_->release(record.streams, record.word, id, record.slot * slot_bytes_, fill_released_ ? slot_bytes_ : 0);
+  Given given = port_->release(record.streams, record.word, id, record.slot * slot_bytes_,
+                               fill_released_ ? slot_bytes_ : 0);
   if (given == Given::refused) return;  // the monitor tries again
-  for (auto& lane : lanes_) tapchannel::record(lane.block.consumer_ring(), Step::release, record.key, 0, 0);
+  for (auto& lane : lanes_)
+    tapchannel::record(lane.block.consumer_ring(), Step::release, record.key, 0, 0);
   record.hold = Hold::releasing;
   if (given == Given::performed) {
     if (open_ && record.pass == pass()) received_[record.microbatch] = Received::released;
@@ -287,66 +298,6 @@ void MailboxCore::give_back(uint64_t id, LeaseRecord& record) {
     advance();
   }
   ring(bell_);
-}
-
-// ---- lanes
-
-MailboxCore::Admission MailboxCore::may_attach(size_t index) {
-  std::lock_guard lock(mutex_);
-  if (closed_) return Admission::closed;
-  Lane& lane = lanes_.at(index);
-  watch_lane(lane);
-  if (lane.attached) return Admission::taken;
-  if (!lane.ever || lane.clean || lane.same_process) return Admission::free;
-  // The dead process's copies may still land. Its pidfd turns readable only after its files, the GPU's among them, are closed.
-  if (lane.pidfd < 0) return Admission::not_fenced;
-  pollfd gone{lane.pidfd, POLLIN, 0};
-  return poll(&gone, 1, 0) == 1 ? Admission::free : Admission::not_fenced;
-}
-
-MailboxCore::Admission MailboxCore::attach(size_t index, int socket, int pidfd, bool same_process) {
-  Admission admission = may_attach(index);
-  if (admission != Admission::free) return admission;
-  std::lock_guard lock(mutex_);
-  Lane& lane = lanes_[index];
-  auto& words = lane.block.producer();
-  words.open_pass.value.store(0, std::memory_order_release);  // fenced: nobody else writes these words now
-  words.aborted.value.store(0, std::memory_order_release);
-  words.state.value.store(static_cast<uint64_t>(LaneState::empty), std::memory_order_release);
-  if (open_ && lane.ever && lane.attached_in_pass == pass()) lane.barred_pass = pass();
-  if (open_) lane.attached_in_pass = pass();
-  if (lane.pidfd >= 0) ::close(lane.pidfd);
-  lane.socket = socket;
-  lane.pidfd = pidfd;
-  lane.attached = lane.ever = true;
-  lane.lost = lane.clean = false;
-  lane.same_process = same_process;
-  ++lane.attaches;
-  ForkGuard::close_in_child(socket);
-  store_lane_words(lane);
-  record(lane.block.consumer_ring(), Step::attach, 0, 0, 0);
-  ring(bell_);
-  return Admission::free;
-}
-
-void MailboxCore::revoke(size_t index) {
-  std::lock_guard lock(mutex_);
-  Lane& lane = lanes_.at(index);
-  if (!lane.attached) return;
-  lane.attached = false;
-  lane.lost = true;
-  ForkGuard::forget(lane.socket);
-  ::close(lane.socket);
-  lane.socket = -1;
-  record(lane.block.consumer_ring(), Step::lost, 0, 0, 0);
-}
-
-LaneStatus MailboxCore::lane_status(size_t index) {
-  std::lock_guard lock(mutex_);
-  Lane& lane = lanes_.at(index);
-  if (!closed_) watch_lane(lane);
-  uint64_t beat = lane.block.producer().heartbeat.value.load(std::memory_order_acquire);
-  return {lane.attached, lane.lost, lane.ever, beat != 0, beat == 0 ? -1 : static_cast<double>(now_ns() - beat) / 1e9, lane.attaches, lane.counters};
 }
 
 void MailboxCore::close() {
@@ -359,7 +310,8 @@ void MailboxCore::close() {
       if (record.waiting) poison(record);
     closed_ = true;
     for (auto& lane : lanes_) {
-      lane.block.consumer().state.value.store(static_cast<uint64_t>(LaneState::closed), std::memory_order_release);
+      lane.block.consumer().state.value.store(static_cast<uint64_t>(LaneState::closed),
+                                              std::memory_order_release);
       record(lane.block.consumer_ring(), Step::close, 0, 0, 0);
       ring(lane.block.consumer().bell);
     }

@@ -1,5 +1,5 @@
-// The consumer's core: credit (step 1), waits (step 7), leases (step 8), release (step 9), the monitor thread with its
-// deadlines, poison, and the watch over the lanes.
+// The consumer's core: credit (step 1), waits (step 7), leases (step 8), release (step 9), the
+// monitor thread with its deadlines, poison, and the watch over the lanes.
 #pragma once
 
 #include <map>
@@ -46,8 +46,9 @@ struct LaneStatus {
 
 class MailboxCore {
  public:
-  MailboxCore(std::unique_ptr<Port> port, std::vector<ControlBlock> blocks, std::vector<std::vector<CellGeometry>> cells, size_t depth,
-              uint64_t slot_bytes, bool fill_released);
+  MailboxCore(std::unique_ptr<Port> port, std::vector<ControlBlock> blocks,
+              std::vector<std::vector<CellGeometry>> cells, size_t depth, uint64_t slot_bytes,
+              bool fill_released);
   ~MailboxCore();
   MailboxCore(const MailboxCore&) = delete;
 
@@ -57,13 +58,16 @@ class MailboxCore {
   Verdict reset();  // a new life: epoch + 1, passes counted anew
   void close();
 
-  // Steps 7 and 8. A refused recv has no side effect, except that a wait that failed fails the pass (one verdict a key).
+  // Steps 7 and 8. A refused recv has no side effect, except that a wait that failed fails the pass
+  // (one verdict a key).
   std::pair<Verdict, uint64_t> recv(const RecvRequest& request);
   Verdict check_lease(uint64_t lease);  // the lease's own fault, if its wait failed
-  Verdict settle(uint64_t lease, double timeout_s);  // host wait until a stream-waited lease has landed
+  Verdict settle(uint64_t lease,
+                 double timeout_s);  // host wait until a stream-waited lease has landed
   AnnounceFacts announce(size_t lane, size_t cell, uint64_t microbatch, uint64_t step);
   bool record_stream(uint64_t lease, uintptr_t stream);
-  // Step 9, run by the storage's deleter: on any thread, without a Python lock, never throws, never enqueues into a capture.
+  // Step 9, run by the storage's deleter: on any thread, without a Python lock, never throws, never
+  // enqueues into a capture.
   void drop(uint64_t lease) noexcept;
 
   enum class Admission : int { free = 0, taken = 1, not_fenced = 2, closed = 3 };
@@ -86,7 +90,8 @@ class MailboxCore {
     ControlBlock block;
     std::vector<CellGeometry> cells;
     bool attached = false, lost = false, ever = false, same_process = false, clean = false;
-    uint64_t barred_pass = ~0ULL;    // a lane that restarted in a pass cannot take part in the rest of it
+    uint64_t barred_pass =
+        ~0ULL;  // a lane that restarted in a pass cannot take part in the rest of it
     uint64_t attached_in_pass = ~0ULL;
     int socket = -1, pidfd = -1;
     uint64_t attaches = 0;
@@ -110,15 +115,18 @@ class MailboxCore {
   Verdict check_recv(const RecvRequest& request);
   std::vector<Holder> blockers(uint64_t microbatch, bool hard) const;
   Verdict unmet(const RecvRequest& request, uint64_t key, bool stamps);
+  static bool gave_up(const ProducerWords& words, uint64_t pass);
   Verdict lane_fault(Lane& lane, size_t index, uint64_t key);
   Verdict rows_fault(uint64_t key, size_t slot, int64_t rows) const;
   Verdict bad_announce(const Lane& lane, size_t index, size_t slot, uint64_t key);
-  Verdict host_wait(std::unique_lock<std::mutex>& lock, const RecvRequest& request, uint64_t key, double& waited_s);
+  Verdict host_wait(std::unique_lock<std::mutex>& lock, const RecvRequest& request, uint64_t key,
+                    double& waited_s);
   uint64_t grant_lease(const RecvRequest& request, uint64_t key, double waited_s);
   bool poisoned(size_t slot) const;
   bool all_landed(uint64_t key, size_t slot) const;
   void count_landed(uint64_t key, size_t slot, double waited_s);
-  void sleep_for(std::unique_lock<std::mutex>& lock, const Verdict& want, uint64_t limit_ns, uint64_t& nap_ns);
+  void sleep_for(std::unique_lock<std::mutex>& lock, const Verdict& want, uint64_t limit_ns,
+                 uint64_t& nap_ns);
   Verdict late(Verdict want, const Patience& patience);
 
   void advance();

@@ -1,37 +1,32 @@
-// recv (steps 7 and 8) and the monitor thread.
-#include <poll.h>
-#include <sys/socket.h>
-
+// recv: what a key still lacks, the wait for it, the lease (steps 7 and 8).
 #include "mailbox.hpp"
 
 namespace tapchannel {
 
 namespace {
-constexpr uint64_t kTick = 20000000ULL;       // 20 ms: heartbeat and lane watch
-constexpr uint64_t kNap = 10000ULL;           // first nap between looks at words that only a GPU writes
+constexpr uint64_t kTick = 20000000ULL;  // 20 ms: heartbeat and lane watch
+constexpr uint64_t kNap = 10000ULL;      // first nap between looks at words that only a GPU writes
 constexpr uint64_t kLongestNap = 100000ULL;
-
-bool readable(int fd, short what) {
-  pollfd one{fd, what, 0};
-  return fd >= 0 && poll(&one, 1, 0) == 1;
-}
-
-bool ended(int socket) {
-  char byte;
-  ssize_t got = ::recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
-}
 }  // namespace
 
 Verdict MailboxCore::check_recv(const RecvRequest& request) {
   if (Verdict bad = standing()) return bad;
   if (!open_) return Verdict::of(Fault::no_pass);
   uint64_t key = make_stamp(epoch_, step_, request.microbatch + 1);
-  if (request.microbatch >= microbatches_) return Verdict::of(Fault::bad_microbatch, make_stamp(epoch_, step_, microbatches_));
+  if (request.microbatch >= microbatches_)
+    return Verdict::of(Fault::bad_microbatch, make_stamp(epoch_, step_, microbatches_));
   if (received_[request.microbatch] != Received::no) return Verdict::of(Fault::received_twice, key);
-  if (!port_->on_host() && port_->capturing(request.stream)) return Verdict::of(Fault::capturing, key);
+  if (!port_->on_host() && port_->capturing(request.stream))
+    return Verdict::of(Fault::capturing, key);
   if (leases_.size() >= port_->release_words()) return Verdict::of(Fault::held, key);
   return {};
+}
+
+bool MailboxCore::gave_up(const ProducerWords& words, uint64_t pass) {
+  return std::any_of(std::begin(words.aborted), std::end(words.aborted), [pass](const Word& word) {
+    uint64_t aborted = word.value.load(std::memory_order_acquire);
+    return aborted != 0 && pass_of(aborted) == pass;
+  });
 }
 
 // Why the lane will never bring this key, if so.
@@ -41,19 +36,21 @@ Verdict MailboxCore::lane_fault(Lane& lane, size_t index, uint64_t key) {
   bad.lane = static_cast<int>(index);
   uint64_t theirs = words.open_pass.value.load(std::memory_order_acquire);
   uint64_t mine = make_stamp(epoch_, step_, microbatches_);
-  if (lane.attached && pass_of(words.aborted.value.load(std::memory_order_acquire)) >= pass_of(key)) {
+  if (lane.attached && gave_up(words, pass_of(key))) {
     bad.fault = Fault::aborted_by_peer;
     bad.reason = read_text(words.reason);
   } else if (lane.lost || lane.barred_pass == pass_of(key)) {
     bad.fault = Fault::peer_lost;
   } else if (lane.ever && !lane.attached) {
     bad.fault = Fault::peer_closed;
-  } else if (lane.attached && pass_of(theirs) == pass_of(key) && pass_of(key) == pass() && theirs != mine) {
+  } else if (lane.attached && pass_of(theirs) == pass_of(key) && pass_of(key) == pass() &&
+             theirs != mine) {
     bad.fault = Fault::pass_mismatch;
     bad.seen = theirs;
     bad.expected = mine;
   } else if (lane.attached && epoch_of(theirs) == epoch_ && pass_of(theirs) > pass_of(key)) {
-    // The producer went on. What it pushed for this pass may still be queued or in flight, unless it never pushed it.
+    // The producer went on. What it pushed for this pass may still be queued or in flight, unless
+    // it never pushed it.
     return {};
   }
   return bad.fault == Fault::none ? Verdict{} : bad;
@@ -64,7 +61,8 @@ Verdict MailboxCore::bad_announce(const Lane& lane, size_t index, size_t slot, u
     const auto& announce = lane.block.announce(slot, cell);
     const auto& geometry = lane.cells[cell];
     uint64_t rows = announce.rows, begin = announce.row_begin;
-    bool fits = rows <= geometry.row_limit && begin <= geometry.tap_rows && rows <= geometry.tap_rows - begin;
+    bool fits = rows <= geometry.row_limit && begin <= geometry.tap_rows &&
+                rows <= geometry.tap_rows - begin;
     if (fits && announce.dtype == geometry.dtype && announce.ndim <= kMaxDims) continue;
     Verdict bad = Verdict::of(Fault::bad_announce, key);
     bad.lane = static_cast<int>(index);
@@ -83,7 +81,8 @@ Verdict MailboxCore::rows_fault(uint64_t key, size_t slot, int64_t rows) const {
   for (size_t i = 0; i < lanes_.size(); ++i)
     for (size_t cell = 0; cell < lanes_[i].cells.size(); ++cell) {
       const auto& announce = lanes_[i].block.announce(slot, cell);
-      if (!lanes_[i].cells[cell].counts_rows || announce.key.load(std::memory_order_acquire) != key) continue;
+      if (!lanes_[i].cells[cell].counts_rows || announce.key.load(std::memory_order_acquire) != key)
+        continue;
       auto& [sum, place] = sums[lanes_[i].cells[cell].tap];
       sum += announce.rows;
       place = Verdict::of(Fault::rows_differ, key, static_cast<int>(cell));
@@ -98,7 +97,8 @@ Verdict MailboxCore::rows_fault(uint64_t key, size_t slot, int64_t rows) const {
   return {};
 }
 
-// The first thing that the key still lacks: would_block with lane and cell, or a fault that waiting cannot mend.
+// The first thing that the key still lacks: would_block with lane and cell, or a fault that waiting
+// cannot mend.
 Verdict MailboxCore::unmet(const RecvRequest& request, uint64_t key, bool stamps) {
   size_t slot = request.microbatch % depth_;
   for (size_t i = 0; i < lanes_.size(); ++i) {
@@ -110,7 +110,8 @@ Verdict MailboxCore::unmet(const RecvRequest& request, uint64_t key, bool stamps
       uint64_t said = lane.block.announce(slot, cell).key.load(std::memory_order_acquire);
       if (here && seen != key) {
         Verdict bad = Verdict::of(Fault::overrun, key);
-        bad.lane = static_cast<int>(i), bad.cell = static_cast<int>(cell), bad.seen = seen, bad.expected = key;
+        bad.lane = static_cast<int>(i), bad.cell = static_cast<int>(cell), bad.seen = seen,
+        bad.expected = key;
         return bad;
       }
       if ((here || !stamps) && (said == key || !announces)) continue;
@@ -119,7 +120,8 @@ Verdict MailboxCore::unmet(const RecvRequest& request, uint64_t key, bool stamps
         return bad;
       }
       Verdict want = Verdict::of(Fault::would_block, key);
-      want.lane = static_cast<int>(i), want.cell = static_cast<int>(cell), want.slot = static_cast<int>(slot);
+      want.lane = static_cast<int>(i), want.cell = static_cast<int>(cell),
+      want.slot = static_cast<int>(slot);
       want.seen = seen, want.expected = said == key ? 1 : 0;
       return want;
     }
@@ -132,7 +134,8 @@ Verdict MailboxCore::unmet(const RecvRequest& request, uint64_t key, bool stamps
 bool MailboxCore::poisoned(size_t slot) const {
   for (const auto& lane : lanes_)
     for (size_t cell = 0; cell < lane.cells.size(); ++cell)
-      if ((lane.block.stamp(slot, cell).load(std::memory_order_acquire) & kPoison) != 0) return true;
+      if ((lane.block.stamp(slot, cell).load(std::memory_order_acquire) & kPoison) != 0)
+        return true;
   return false;
 }
 
@@ -154,15 +157,19 @@ Verdict MailboxCore::late(Verdict want, const Patience& patience) {
   const Lane& lane = lanes_[static_cast<size_t>(want.lane)];
   uint64_t beat = lane.block.producer().heartbeat.value.load(std::memory_order_acquire);
   want.silent = beat == 0 ? -1 : static_cast<double>(now_ns() - beat) / 1e9;
-  want.fault = !lane.ever ? Fault::never_attached : want.expected != 0 ? Fault::stamp_timeout : Fault::announce_timeout;
+  want.fault = !lane.ever           ? Fault::never_attached
+               : want.expected != 0 ? Fault::stamp_timeout
+                                    : Fault::announce_timeout;
   want.expected = want.key;
   return want;
 }
 
-void MailboxCore::sleep_for(std::unique_lock<std::mutex>& lock, const Verdict& want, uint64_t limit_ns, uint64_t& nap_ns) {
+void MailboxCore::sleep_for(std::unique_lock<std::mutex>& lock, const Verdict& want,
+                            uint64_t limit_ns, uint64_t& nap_ns) {
   // A GPU rings no bell: once announced, its stamp is looked for in short naps.
   bool gpu_writes = !port_->on_host() && want.expected != 0 && want.lane >= 0;
-  Bell& bell = want.lane >= 0 ? lanes_[static_cast<size_t>(want.lane)].block.producer().bell : bell_;
+  Bell& bell =
+      want.lane >= 0 ? lanes_[static_cast<size_t>(want.lane)].block.producer().bell : bell_;
   uint32_t before = bell.count.load(std::memory_order_seq_cst);
   lock.unlock();
   if (gpu_writes) {
@@ -170,13 +177,15 @@ void MailboxCore::sleep_for(std::unique_lock<std::mutex>& lock, const Verdict& w
     nap_ns = std::min(nap_ns * 2, kLongestNap);
   } else {
     // One more look after the lock is open: anything that changed since `before` rang the bell.
-    sleep_on(bell, std::min(kTick, limit_ns), [&] { return bell.count.load(std::memory_order_seq_cst) != before; });
+    sleep_on(bell, std::min(kTick, limit_ns),
+             [&] { return bell.count.load(std::memory_order_seq_cst) != before; });
   }
   lock.lock();
 }
 
 // Waits on the host until credit, announces and, for a host wait, stamps are there.
-Verdict MailboxCore::host_wait(std::unique_lock<std::mutex>& lock, const RecvRequest& request, uint64_t key, double& waited_s) {
+Verdict MailboxCore::host_wait(std::unique_lock<std::mutex>& lock, const RecvRequest& request,
+                               uint64_t key, double& waited_s) {
   Patience patience(request.timeout_s);
   uint64_t nap = kNap;
   bool stamps = request.mode != WaitMode::stream || port_->on_host();
@@ -184,10 +193,11 @@ Verdict MailboxCore::host_wait(std::unique_lock<std::mutex>& lock, const RecvReq
   while (true) {
     Verdict want;
     if (granted_ <= request.microbatch) {
-      // A stream wait made now would stand before the release that it needs: a certain deadlock unless that one is queued already.
+      // A stream wait made now would stand before the release that it needs: a certain deadlock
+      // unless that one is queued already.
       std::vector<Holder> hard = blockers(request.microbatch, true);
-      bool ahead = request.mode == WaitMode::stream && hard.empty() && !request.need_announces && !port_->on_host() &&
-                   !poisoned(request.microbatch % depth_);
+      bool ahead = request.mode == WaitMode::stream && hard.empty() && !request.need_announces &&
+                   !port_->on_host() && !poisoned(request.microbatch % depth_);
       if (!ahead) {
         want = Verdict::of(Fault::held, key);
         want.slot = static_cast<int>(request.microbatch % depth_);
@@ -195,7 +205,8 @@ Verdict MailboxCore::host_wait(std::unique_lock<std::mutex>& lock, const RecvReq
         if (request.mode == WaitMode::stream && !hard.empty()) return want;
       }
     }
-    // Credit first: without it no lane can have brought the key, but a lane's fault is worth more than a wait.
+    // Credit first: without it no lane can have brought the key, but a lane's fault is worth more
+    // than a wait.
     if (!want) want = unmet(request, key, stamps);
     waited_s = patience.waited_s();
     if (!want || (want.fault != Fault::would_block && want.fault != Fault::held)) return want;
@@ -204,7 +215,8 @@ Verdict MailboxCore::host_wait(std::unique_lock<std::mutex>& lock, const RecvReq
     if (patience.over()) return late(want, patience);
     sleep_for(lock, want, patience.left_ns(), nap);
     if (Verdict bad = standing()) return bad;
-    if (!open_ || pass() != pass_then || received_[request.microbatch] != Received::no) return Verdict::of(Fault::aborted_here, key);
+    if (!open_ || pass() != pass_then || received_[request.microbatch] != Received::no)
+      return Verdict::of(Fault::aborted_here, key);
   }
 }
 
@@ -217,7 +229,9 @@ void MailboxCore::count_landed(uint64_t key, size_t slot, double waited_s) {
       bool dropped = (announce.flags & kDropped) != 0;
       ++lane.counters.messages;
       lane.counters.dropped += dropped ? 1 : 0;
-      lane.counters.bytes += dropped ? 0 : std::min(announce.rows, lane.cells[cell].row_limit) * lane.cells[cell].row_bytes;
+      lane.counters.bytes += dropped ? 0
+                                     : std::min(announce.rows, lane.cells[cell].row_limit) *
+                                           lane.cells[cell].row_bytes;
     }
   }
 }
@@ -230,11 +244,13 @@ uint64_t MailboxCore::grant_lease(const RecvRequest& request, uint64_t key, doub
   record.slot = request.microbatch % depth_;
   record.rows = request.rows;
   record.streams.push_back(request.stream);
-  if (!all_landed(key, record.slot)) {  // only a stream wait on a GPU comes here without every stamp
+  if (!all_landed(key,
+                  record.slot)) {  // only a stream wait on a GPU comes here without every stamp
     for (size_t i = 0; i < lanes_.size(); ++i)
       for (size_t cell = 0; cell < lanes_[i].cells.size(); ++cell) {
         const auto& stamp = lanes_[i].block.stamp(record.slot, cell);
-        if (!reached(stamp.load(std::memory_order_acquire), key)) port_->wait(request.stream, i, stamp, key);
+        if (!reached(stamp.load(std::memory_order_acquire), key))
+          port_->wait(request.stream, i, stamp, key);
       }
     record.waiting = true;
     record.patience = Patience(request.timeout_s);
@@ -242,7 +258,9 @@ uint64_t MailboxCore::grant_lease(const RecvRequest& request, uint64_t key, doub
     count_landed(key, record.slot, waited_s);
   }
   record.word = take_word();
-  for (auto& lane : lanes_) tapchannel::record(lane.block.consumer_ring(), record.waiting ? Step::wait : Step::read, key, 0, 0);
+  for (auto& lane : lanes_)
+    tapchannel::record(lane.block.consumer_ring(), record.waiting ? Step::wait : Step::read, key, 0,
+                       0);
   received_[request.microbatch] = Received::leased;
   uint64_t id = next_lease_++;
   leases_.emplace(id, std::move(record));
@@ -306,88 +324,6 @@ AnnounceFacts MailboxCore::announce(size_t index, size_t cell, uint64_t microbat
   facts.shape.assign(said.shape, said.shape + ndim);
   facts.present = said.key.load(std::memory_order_acquire) == key;
   return facts;
-}
-
-// ---- the monitor
-
-void MailboxCore::watch_lane(Lane& lane) {
-  if (!lane.attached) return;
-  bool closed = lane.block.producer().state.value.load(std::memory_order_acquire) == static_cast<uint64_t>(LaneState::closed);
-  if (!closed && !ended(lane.socket) && !readable(lane.pidfd, POLLIN)) return;
-  lane.attached = false;
-  // Looked at again: an orderly close stores its state before it closes the socket.
-  lane.clean = lane.block.producer().state.value.load(std::memory_order_acquire) == static_cast<uint64_t>(LaneState::closed);
-  lane.lost = !lane.clean;
-  ForkGuard::forget(lane.socket);
-  ::close(lane.socket);
-  lane.socket = -1;
-  record(lane.block.consumer_ring(), lane.lost ? Step::lost : Step::close, 0, 0, 0);
-}
-
-void MailboxCore::watch_leases(std::vector<uint64_t>& released) {
-  for (auto& [id, record] : leases_) {
-    if (record.hold == Hold::dropped) released.push_back(id);  // refused once: try again
-    if (record.hold == Hold::releasing && port_->released(record.word, id)) released.push_back(id);
-    if (!record.waiting) continue;
-    if (all_landed(record.key, record.slot)) {
-      record.waiting = false;
-      count_landed(record.key, record.slot, record.patience.waited_s());
-      for (auto& lane : lanes_) tapchannel::record(lane.block.consumer_ring(), Step::read, record.key, 0, 0);
-      if (Verdict bad = rows_fault(record.key, record.slot, record.rows)) fail(record, std::move(bad));
-      continue;
-    }
-    record.patience.tick();
-    RecvRequest request;
-    request.microbatch = record.microbatch;
-    request.need_announces = true;
-    Verdict want = unmet(request, record.key, true);
-    if (!want) continue;
-    if (want.fault == Fault::would_block && record.patience.over()) want = late(want, record.patience);
-    if (want.fault != Fault::would_block) fail(record, std::move(want));
-  }
-}
-
-// Returns true while something is pending that only naps can see.
-bool MailboxCore::tick(bool watch) {
-  std::lock_guard lock(mutex_);
-  for (auto& lane : lanes_) {
-    if (!watch) break;
-    watch_lane(lane);
-    lane.block.consumer().heartbeat.value.store(now_ns(), std::memory_order_release);
-  }
-  std::vector<uint64_t> released;
-  watch_leases(released);
-  for (uint64_t id : released) {
-    LeaseRecord& record = leases_.at(id);
-    if (record.hold == Hold::dropped) {
-      give_back(id, record);
-      continue;
-    }
-    if (open_ && record.pass == pass()) received_[record.microbatch] = Received::released;
-    free_words_.push_back(record.word);
-    leases_.erase(id);
-  }
-  if (!released.empty()) advance();
-  for (const auto& [id, record] : leases_)
-    if (record.hold != Hold::held || record.waiting) return true;
-  return false;
-}
-
-void MailboxCore::monitor() {
-  uint64_t nap = kNap, watched_at = 0;
-  while (!stop_.load(std::memory_order_acquire)) {
-    uint32_t before = bell_.count.load(std::memory_order_seq_cst);
-    bool watch = now_ns() - watched_at > kTick / 2;
-    if (watch) watched_at = now_ns();
-    bool pending = tick(watch);
-    if (pending) {
-      sleep_ns(nap);
-      nap = std::min(nap * 2, kLongestNap);
-    } else {
-      nap = kNap;
-      sleep_on(bell_, kTick, [&] { return stop_.load(std::memory_order_acquire) || bell_.count.load(std::memory_order_seq_cst) != before; });
-    }
-  }
 }
 
 }  // namespace tapchannel

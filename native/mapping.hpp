@@ -22,23 +22,27 @@ namespace tapchannel {
 class Mapping {
  public:
   Mapping() = default;
-  // Makes a memfd that can neither shrink nor grow: a peer that truncated it could kill this process with SIGBUS.
+  // Makes a memfd that can neither shrink nor grow: a peer that truncated it could kill this
+  // process with SIGBUS.
   static Mapping create(const std::string& name, size_t bytes) {
     int fd = memfd_create(name.substr(0, 200).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) throw_errno("memfd_create");
     Mapping made(fd, nullptr, bytes);
-    if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) throw_errno("ftruncate of a memfd to " + std::to_string(bytes) + " bytes");
-    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) throw_errno("sealing a memfd");
+    if (ftruncate(fd, static_cast<off_t>(bytes)) != 0)
+      throw_errno("ftruncate of a memfd to " + std::to_string(bytes) + " bytes");
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+      throw_errno("sealing a memfd");
     made.map();
     return made;
   }
   // Maps a peer's memfd after checking its size and seals. Takes the descriptor over.
   static Mapping adopt(int fd, size_t bytes) {
     Mapping made(fd, nullptr, bytes);
-    struct stat facts {};
+    struct stat facts{};
     if (fstat(fd, &facts) != 0) throw_errno("fstat of a received descriptor");
     if (static_cast<uint64_t>(facts.st_size) != bytes)
-      throw std::invalid_argument("received memory has " + std::to_string(facts.st_size) + " bytes, expected " + std::to_string(bytes));
+      throw std::invalid_argument("received memory has " + std::to_string(facts.st_size) +
+                                  " bytes, expected " + std::to_string(bytes));
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW))
       throw std::invalid_argument("received memory is not sealed against shrinking and growing");
@@ -56,7 +60,8 @@ class Mapping {
     if (base_ != nullptr) munmap(base_, bytes_);
     if (fd_ >= 0) close(fd_);
   }
-  // Commits every page now, so that no push pays for a page fault and a full machine refuses here and not in mid-pass.
+  // Commits every page now, so that no push pays for a page fault and a full machine refuses here
+  // and not in mid-pass.
   void populate() {
     madvise(base_, bytes_, MADV_HUGEPAGE);  // a wish: shared memory may not get huge pages
 #ifndef MADV_POPULATE_WRITE

@@ -1,20 +1,24 @@
 #include "outbox.hpp"
 
-#include <sys/socket.h>
-
 namespace tapchannel {
 
 namespace {
-constexpr uint64_t kTick = 20000000ULL;  // 20 ms: heartbeat, peer watch, reaping
+constexpr uint64_t kTick = 20000000ULL;  // 20 ms: heartbeat, peer watch
 constexpr uint64_t kFinishLimit = 10000000000ULL;
 
-double seconds_since(uint64_t then) { return then == 0 ? -1 : static_cast<double>(now_ns() - then) / 1e9; }
 }  // namespace
 
-OutboxCore::OutboxCore(ControlBlock block, std::unique_ptr<Transport> transport, std::vector<CellGeometry> cells, uint64_t slot_bytes,
-                       bool drop_newest, size_t queue_limit, double timeout_s, int socket)
-    : block_(std::move(block)), transport_(std::move(transport)), cells_(std::move(cells)), slot_bytes_(slot_bytes),
-      drop_newest_(drop_newest), queue_limit_(queue_limit), timeout_s_(timeout_s), socket_(socket) {
+OutboxCore::OutboxCore(ControlBlock block, std::unique_ptr<Transport> transport,
+                       std::vector<CellGeometry> cells, uint64_t slot_bytes, bool drop_newest,
+                       size_t queue_limit, double timeout_s, int socket)
+    : block_(std::move(block)),
+      transport_(std::move(transport)),
+      cells_(std::move(cells)),
+      slot_bytes_(slot_bytes),
+      drop_newest_(drop_newest),
+      queue_limit_(queue_limit),
+      timeout_s_(timeout_s),
+      socket_(socket) {
   ForkGuard::install();
   ForkGuard::close_in_child(socket_);
   auto& words = block_.producer();
@@ -30,7 +34,8 @@ void OutboxCore::start(std::function<void()> on_retired) {
 
 OutboxCore::~OutboxCore() {
   if (fork_.forked()) {
-    // The thread lives in the parent: neither join nor signal, and leave every handle to the parent.
+    // The thread lives in the parent: neither join nor signal, and leave every handle to the
+    // parent.
     new std::thread(std::move(thread_));
     transport_.release();
     return;
@@ -70,7 +75,8 @@ Verdict OutboxCore::open_pass(uint64_t step, uint64_t microbatches) {
   pushed_.assign(microbatches * cells_.size(), false);
   pushed_count_ = 0;
   open_ = true;
-  block_.producer().open_pass.value.store(make_stamp(epoch_, step_, microbatches), std::memory_order_release);
+  block_.producer().open_pass.value.store(make_stamp(epoch_, step_, microbatches),
+                                          std::memory_order_release);
   record(block_.producer_ring(), Step::open_pass, make_stamp(epoch_, step_, microbatches), 0, 0);
   return {};
 }
@@ -106,12 +112,15 @@ Verdict OutboxCore::check_push(const Push& push) {
   if (Verdict bad = check_peer()) return bad;
   if (!open_) return Verdict::of(Fault::no_pass);
   uint64_t key = make_stamp(epoch_, step_, push.microbatch + 1);
-  if (push.microbatch >= microbatches_) return Verdict::of(Fault::bad_microbatch, make_stamp(epoch_, step_, microbatches_));
+  if (push.microbatch >= microbatches_)
+    return Verdict::of(Fault::bad_microbatch, make_stamp(epoch_, step_, microbatches_));
   if (push.cell >= cells_.size()) return Verdict::of(Fault::bad_cell, key);
   const auto& cell = cells_[push.cell];
-  if (push.source.rows > cell.row_limit || push.row_begin > cell.tap_rows || push.source.rows > cell.tap_rows - push.row_begin)
+  if (push.source.rows > cell.row_limit || push.row_begin > cell.tap_rows ||
+      push.source.rows > cell.tap_rows - push.row_begin)
     return Verdict::of(Fault::bad_rows, key, static_cast<int>(push.cell));
-  if (pushed_[push.microbatch * cells_.size() + push.cell]) return Verdict::of(Fault::pushed_twice, key, static_cast<int>(push.cell));
+  if (pushed_[push.microbatch * cells_.size() + push.cell])
+    return Verdict::of(Fault::pushed_twice, key, static_cast<int>(push.cell));
   const auto& peer = block_.consumer();
   if (pass_of(peer.aborted.value.load(std::memory_order_acquire)) >= pass()) {
     Verdict bad = Verdict::of(Fault::aborted_by_peer, key, static_cast<int>(push.cell));
@@ -121,17 +130,23 @@ Verdict OutboxCore::check_push(const Push& push) {
   uint64_t theirs = peer.open_pass.value.load(std::memory_order_acquire);
   uint64_t mine = make_stamp(epoch_, step_, microbatches_);
   Fault what = Fault::none;
-  if (peer.epoch.value.load(std::memory_order_acquire) != epoch_) what = Fault::epoch_mismatch;
-  else if (pass_of(theirs) == pass() && theirs != mine) what = Fault::pass_mismatch;
-  else if (epoch_of(theirs) == epoch_ && pass_of(theirs) > pass()) what = Fault::pass_over;
+  if (peer.epoch.value.load(std::memory_order_acquire) != epoch_)
+    what = Fault::epoch_mismatch;
+  else if (pass_of(theirs) == pass() && theirs != mine)
+    what = Fault::pass_mismatch;
+  else if (epoch_of(theirs) == epoch_ && pass_of(theirs) > pass())
+    what = Fault::pass_over;
   if (what == Fault::none) return {};
   Verdict bad = Verdict::of(what, key, static_cast<int>(push.cell));
-  bad.seen = what == Fault::epoch_mismatch ? make_stamp(peer.epoch.value.load(std::memory_order_acquire), 0, 0) : theirs;
+  bad.seen = what == Fault::epoch_mismatch
+                 ? make_stamp(peer.epoch.value.load(std::memory_order_acquire), 0, 0)
+                 : theirs;
   bad.expected = mine;
   return bad;
 }
 
-// Step 3. Credit names the last key that may be written; it counts only for the pass that it was given in.
+// Step 3. Credit names the last key that may be written; it counts only for the pass that it was
+// given in.
 bool OutboxCore::credit_covers(uint64_t key) const {
   uint64_t credit = block_.consumer().credit.value.load(std::memory_order_acquire);
   return pass_of(credit) == pass_of(key) && count_of(credit) >= count_of(key);
@@ -142,12 +157,14 @@ Verdict OutboxCore::push(Push push) {
   std::lock_guard lock(mutex_);
   if (Verdict bad = check_push(push)) return bad;
   uint64_t key = make_stamp(epoch_, step_, push.microbatch + 1);
-  bool now = queue_.empty() && !draining_ && credit_covers(key);
-  bool dropped = !now && drop_newest_;
+  bool credit = credit_covers(key);
+  bool dropped = !credit && drop_newest_;
+  // In host memory the copy is made here. On a GPU even enqueueing it costs more than waking our
+  // own thread for it.
+  bool now = credit && transport_->immediate() && !draining_;
   if (!now && !dropped && queue_.size() >= queue_limit_) {
     Verdict bad = Verdict::of(Fault::queue_full, key, static_cast<int>(push.cell));
     bad.seen = queue_.size();
-    bad.expected = block_.consumer().credit.value.load(std::memory_order_acquire);
     return bad;
   }
   Pending pending{push, key, nullptr, dropped, now_ns()};
@@ -161,26 +178,38 @@ Verdict OutboxCore::push(Push push) {
     pending.push.owner = nullptr;
     ++counters_.dropped;
   }
-  if (now) {
-    try {
-      send(pending);
-    } catch (const std::exception& error) {
-      device_failed(error.what());  // the consumer hears of it at once; the caller gets the error itself
-      throw;
-    }
-    sent(pending, true);
-  } else {
-    record(block_.producer_ring(), Step::claim, key, push.cell, 0);
-    if (queue_.empty()) head_wait_ = std::make_unique<Patience>(timeout_s_);
-    queue_.push_back(std::move(pending));
-    ++counters_.deferred;
-    counters_.queued_peak = std::max<uint64_t>(counters_.queued_peak, queue_.size());
-    if (credit_covers(queue_.front().key)) ring(block_.consumer().bell);  // it came meanwhile: wake our own thread
-  }
+  if (now)
+    send_now(pending);
+  else
+    enqueue(pending, credit);
   pushed_[push.microbatch * cells_.size() + push.cell] = true;
   ++pushed_count_;
   ++counters_.pushes;
   return {};
+}
+
+void OutboxCore::send_now(const Pending& pending) {
+  try {
+    send(pending);
+  } catch (const std::exception& error) {
+    device_failed(
+        error.what());  // the consumer hears of it at once; the caller gets the error itself
+    throw;
+  }
+  sent(pending, true);
+}
+
+void OutboxCore::enqueue(const Pending& pending, bool credit) {
+  if (!credit) {
+    record(block_.producer_ring(), Step::claim, pending.key, pending.push.cell, 0);
+    ++counters_.deferred;
+  }
+  if (queue_.empty()) queue_wait_ = Patience(timeout_s_);
+  queue_.push_back(pending);
+  counters_.queued_peak = std::max<uint64_t>(counters_.queued_peak, queue_.size());
+  // Credit may have come since it was looked at, and then the consumer's ring came too early for
+  // this push.
+  if (credit || credit_covers(pending.key)) ring(block_.consumer().bell);
 }
 
 // Step 2. Its place is the slot's, so it is written only once credit covers the key.
@@ -200,7 +229,8 @@ void OutboxCore::announce(const Pending& pending, size_t slot, uint64_t bytes) {
   ring(block_.producer().bell);
 }
 
-// Steps 2, 5 and 6 of one push; touches no state but the wire's. One call at a time a lane: under the lock, or draining.
+// Steps 2, 5 and 6 of one push; touches no state but the wire's. One call at a time a lane: under
+// the lock, or draining.
 void OutboxCore::send(const Pending& pending) {
   const Push& push = pending.push;
   const CellGeometry& cell = cells_[push.cell];
@@ -212,15 +242,19 @@ void OutboxCore::send(const Pending& pending) {
   if (ahead) announce(pending, slot, bytes);
 
   uint64_t offset = slot * slot_bytes_ + cell.offset + push.row_begin * cell.pitch;
-  if (pending.dropped) transport_->put_poison(offset, push.source.rows, cell);
-  else if (push.source.rows != 0 && cell.row_bytes != 0) transport_->put(pending.token, push.source, offset, cell);
-  else if (pending.token != nullptr) transport_->forget(pending.token);
+  if (pending.dropped)
+    transport_->put_poison(offset, push.source.rows, cell);
+  else if (push.source.rows != 0 && cell.row_bytes != 0)
+    transport_->put(pending.token, push.source, offset, cell);
+  else if (pending.token != nullptr)
+    transport_->forget(pending.token);
   record(events, Step::put, pending.key, push.cell, bytes);
 
   transport_->stamp(block_.stamp(slot, push.cell), pending.key);
   record(events, Step::stamp, pending.key, push.cell, bytes);
-  // Where put and stamp are only enqueued, the announce follows the enqueue: an announced key is then one whose stamp is on its
-  // way, and a consumer of this very process may make its stream wait without holding up our copy (DESIGN section 6, I6).
+  // Where put and stamp are only enqueued, the announce follows the enqueue: an announced key is
+  // then one whose stamp is on its way, and a consumer of this very process may make its stream
+  // wait without holding up our copy (DESIGN section 6, I6).
   if (!ahead) announce(pending, slot, bytes);
   ring(block_.producer().bell);
 }
@@ -230,69 +264,20 @@ void OutboxCore::sent(const Pending& pending, bool in_call) {
   ++issued_;
   counters_.bytes += pending.dropped ? 0 : push.source.rows * cells_[push.cell].row_bytes;
   if (push.owner == nullptr) return;
-  // A copy that ended inside the caller's own push cannot have seen a later change: nothing to check.
+  // A copy that ended inside the caller's own push cannot have seen a later change: nothing to
+  // check.
   bool done = transport_->immediate();
   Retired source{push.owner, done && in_call ? -1 : push.version, pending.key, push.cell};
-  if (done) retired_.push_back(source);
-  else in_flight_.push_back({issued_, source});
+  if (done)
+    retired_.push_back(source);
+  else
+    in_flight_.push_back({issued_, push.microbatch % block_.depth(), source});
 }
 
 void OutboxCore::device_failed(const std::string& reason) {
   Verdict bad = Verdict::of(Fault::device_error);
   bad.reason = reason;
   if (!failure_) fail(std::move(bad), reason);
-}
-
-// Sends what credit covers. The lock is open during the copy, so that a push meanwhile queues up instead of waiting.
-void OutboxCore::drain(std::unique_lock<std::mutex>& lock) {
-  if (draining_) return;
-  draining_ = true;
-  while (!queue_.empty() && !failure_ && credit_covers(queue_.front().key)) {
-    Pending pending = std::move(queue_.front());
-    queue_.pop_front();
-    counters_.credit_wait_s += static_cast<double>(now_ns() - pending.queued_at) / 1e9;
-    head_wait_ = queue_.empty() ? nullptr : std::make_unique<Patience>(timeout_s_);
-    lock.unlock();
-    std::string error;
-    try {
-      send(pending);
-    } catch (const std::exception& caught) {
-      error = caught.what();
-    }
-    lock.lock();
-    sent(pending, false);
-    if (!error.empty()) device_failed(error);
-  }
-  draining_ = false;
-  if (queue_.empty()) drained_.notify_all();
-}
-
-void OutboxCore::drop_queue() {
-  for (auto& pending : queue_) {
-    if (pending.token != nullptr) transport_->forget(pending.token);
-    if (pending.push.owner != nullptr) retired_.push_back({pending.push.owner, -1, pending.key, pending.push.cell});
-  }
-  queue_.clear();
-  head_wait_.reset();
-  drained_.notify_all();
-}
-
-void OutboxCore::reap() {
-  if (in_flight_.empty()) return;
-  uint64_t performed = transport_->performed();
-  while (!in_flight_.empty() && in_flight_.front().number <= performed) {
-    retired_.push_back(in_flight_.front().source);
-    in_flight_.pop_front();
-  }
-  if (in_flight_.empty()) drained_.notify_all();
-}
-
-std::vector<Retired> OutboxCore::take_retired(bool attempt) {
-  std::unique_lock lock(mutex_, std::defer_lock);
-  if (!attempt) lock.lock();
-  else if (!lock.try_lock()) return {};
-  reap();
-  return std::exchange(retired_, {});
 }
 
 void OutboxCore::modified(const Retired& source) {
@@ -305,10 +290,12 @@ void OutboxCore::modified(const Retired& source) {
 void OutboxCore::abort_pass(const std::string& reason) {
   auto& words = block_.producer();
   write_text(words.reason, reason);
-  words.aborted.value.store(make_stamp(epoch_, step_, 0), std::memory_order_release);
+  words.aborted[aborts_++ % kAbortsKept].value.store(make_stamp(epoch_, step_, 1),
+                                                     std::memory_order_release);
   record(block_.producer_ring(), Step::abort, make_stamp(epoch_, step_, 0), 0, 0);
   ring(words.bell);
-  drop_queue();
+  uint64_t over = pass();
+  drop_queue([over](uint64_t key) { return pass_of(key) == over; });
 }
 
 void OutboxCore::fail(Verdict verdict, const std::string& reason) {
@@ -337,71 +324,20 @@ Verdict OutboxCore::flush(double timeout_s) {
     patience.tick();
     if (patience.over()) break;
     bool copying = queue_.empty();
-    drained_.wait_for(lock, std::chrono::nanoseconds(std::min<uint64_t>(patience.left_ns(), copying ? 200000 : kTick)));
+    drained_.wait_for(lock, std::chrono::nanoseconds(
+                                std::min<uint64_t>(patience.left_ns(), copying ? 200000 : kTick)));
   }
   Verdict bad = Verdict::of(Fault::credit_timeout);
-  if (!queue_.empty()) bad.key = queue_.front().key;
-  else if (!in_flight_.empty()) bad.key = in_flight_.front().source.key;
+  if (!queue_.empty())
+    bad.key = queue_.front().key;
+  else if (!in_flight_.empty())
+    bad.key = in_flight_.front().source.key;
   bad.seen = block_.consumer().credit.value.load(std::memory_order_acquire);
   bad.expected = bad.key;
   bad.waited = patience.waited_s();
   bad.limit = timeout_s;
   bad.silent = seconds_since(block_.consumer().heartbeat.value.load(std::memory_order_acquire));
   return bad;
-}
-
-bool OutboxCore::socket_ended() const {
-  char byte;
-  ssize_t got = recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
-}
-
-// The oldest queued push has a deadline: a consumer that never gives credit must become an error, not a growing queue.
-void OutboxCore::watch_queue() {
-  const auto& peer = block_.consumer();
-  if (queue_.empty()) return;
-  uint64_t theirs = pass_of(peer.aborted.value.load(std::memory_order_acquire));
-  uint64_t key = queue_.front().key;
-  if (theirs >= pass_of(key) || peer.epoch.value.load(std::memory_order_acquire) != epoch_of(key)) {
-    drop_queue();  // the next push, or close_pass, says why
-    return;
-  }
-  head_wait_->tick();
-  if (!head_wait_->over() || credit_covers(key)) return;
-  Verdict bad = Verdict::of(Fault::credit_timeout, key, static_cast<int>(queue_.front().push.cell));
-  bad.seen = peer.credit.value.load(std::memory_order_acquire);
-  bad.expected = key;
-  bad.waited = head_wait_->waited_s();
-  bad.limit = timeout_s_;
-  bad.silent = seconds_since(peer.heartbeat.value.load(std::memory_order_acquire));
-  fail(std::move(bad), "no credit came before the deadline");
-}
-
-void OutboxCore::progress() {
-  auto& peer = block_.consumer();
-  while (!stop_.load(std::memory_order_acquire)) {
-    bool retired = false;
-    uint64_t key = 0;
-    {
-      std::unique_lock lock(mutex_);
-      bool said_closed = peer.state.value.load(std::memory_order_acquire) == static_cast<uint64_t>(LaneState::closed);
-      if ((said_closed || socket_ended()) && !failure_) {
-        Verdict bad = Verdict::of(said_closed ? Fault::peer_closed : Fault::peer_lost);
-        bad.silent = seconds_since(peer.heartbeat.value.load(std::memory_order_acquire));
-        failure_ = bad;
-        record(block_.producer_ring(), Step::lost, 0, 0, 0);
-        drop_queue();
-      }
-      drain(lock);
-      watch_queue();
-      reap();
-      block_.producer().heartbeat.value.store(now_ns(), std::memory_order_release);
-      retired = !retired_.empty();
-      if (!queue_.empty()) key = queue_.front().key;
-    }
-    if (retired && on_retired_) on_retired_();
-    sleep_on(peer.bell, kTick, [&] { return stop_.load(std::memory_order_acquire) || (key != 0 && credit_covers(key)); });
-  }
 }
 
 OutboxCounters OutboxCore::counters() {
@@ -416,7 +352,7 @@ void OutboxCore::close() {
     std::lock_guard lock(mutex_);
     if (closed_) return;
     closed_ = true;
-    drop_queue();
+    drop_queue([](uint64_t) { return true; });
   }
   stop_.store(true, std::memory_order_release);
   ring(block_.consumer().bell);
@@ -428,8 +364,10 @@ void OutboxCore::close() {
   in_flight_.clear();
   auto& words = block_.producer();
   record(block_.producer_ring(), Step::close, 0, 0, 0);
-  // Only when nothing is in flight any more: the consumer lets the next life of this lane in without a further fence.
-  if (clean) words.state.value.store(static_cast<uint64_t>(LaneState::closed), std::memory_order_release);
+  // Only when nothing is in flight any more: the consumer lets the next life of this lane in
+  // without a further fence.
+  if (clean)
+    words.state.value.store(static_cast<uint64_t>(LaneState::closed), std::memory_order_release);
   ring(words.bell);
   ForkGuard::forget(socket_);
   ::close(socket_);

@@ -1,4 +1,5 @@
-// The producer's core: one lane. push (steps 2 to 6), the bounded queue, and the progress thread that drains it.
+// The producer's core: one lane. push (steps 2 to 6), the bounded queue, and the progress thread
+// that drains it.
 #pragma once
 
 #include <condition_variable>
@@ -25,8 +26,8 @@ struct Push {
   uint64_t shape[kMaxDims]{};
   uint32_t checksum = 0;
   bool checksummed = false;
-  void* owner = nullptr;   // keeps the source alive; given back through take_retired()
-  int64_t version = -1;    // the source's in-place version at push time; -1: not to be checked
+  void* owner = nullptr;  // keeps the source alive; given back through take_retired()
+  int64_t version = -1;   // the source's in-place version at push time; -1: not to be checked
 };
 
 struct Retired {
@@ -43,24 +44,28 @@ struct OutboxCounters {
 
 class OutboxCore {
  public:
-  OutboxCore(ControlBlock block, std::unique_ptr<Transport> transport, std::vector<CellGeometry> cells, uint64_t slot_bytes,
-             bool drop_newest, size_t queue_limit, double timeout_s, int socket);
+  OutboxCore(ControlBlock block, std::unique_ptr<Transport> transport,
+             std::vector<CellGeometry> cells, uint64_t slot_bytes, bool drop_newest,
+             size_t queue_limit, double timeout_s, int socket);
   ~OutboxCore();
   OutboxCore(const OutboxCore&) = delete;
 
   Verdict open_pass(uint64_t step, uint64_t microbatches);
   Verdict close_pass();
-  // Never waits for credit and never makes a stream wait. On any fault nothing was announced, put or queued.
+  // Never waits for credit and never makes a stream wait. On any fault nothing was announced, put
+  // or queued.
   Verdict push(Push push);
   Verdict flush(double timeout_s);
   void abort(const std::string& reason);
-  // Ends the thread, waits (bounded) for the copies in flight, tells the consumer, closes the socket. Twice is fine.
+  // Ends the thread, waits (bounded) for the copies in flight, tells the consumer, closes the
+  // socket. Twice is fine.
   void close();
   void modified(const Retired& source);  // a source changed in place before its copy was done
 
   // Sources that no copy reads any more. attempt: give up rather than wait for the lock.
   std::vector<Retired> take_retired(bool attempt);
-  // Starts the progress thread. `on_retired` runs on it, without any lock, when sources can be let go.
+  // Starts the progress thread. `on_retired` runs on it, without any lock, when sources can be let
+  // go.
   void start(std::function<void()> on_retired);
   OutboxCounters counters();
   Verdict check();  // the lane's standing fault, if any
@@ -76,6 +81,7 @@ class OutboxCore {
   };
   struct InFlight {
     uint64_t number;
+    size_t slot;
     Retired source;
   };
   Verdict check_push(const Push& push);
@@ -84,13 +90,17 @@ class OutboxCore {
   void announce(const Pending& pending, size_t slot, uint64_t bytes);
   void send(const Pending& pending);
   void sent(const Pending& pending, bool in_call);
+  void send_now(const Pending& pending);
+  void enqueue(const Pending& pending, bool credit);
+  bool take_covered(Pending& next);
   void drain(std::unique_lock<std::mutex>& lock);
   void device_failed(const std::string& reason);
-  void drop_queue();
+  void drop_queue(const std::function<bool(uint64_t key)>& over);
   void reap();
   void fail(Verdict verdict, const std::string& reason);
   void abort_pass(const std::string& reason);
   void watch_queue();
+  void watch_peer();
   bool socket_ended() const;
   void progress();
   uint64_t pass() const { return make_stamp(epoch_, step_, 0) >> kMicrobatchBits; }
@@ -115,10 +125,10 @@ class OutboxCore {
   uint64_t pushed_count_ = 0;
   std::vector<bool> pushed_;
   std::deque<Pending> queue_;
-  std::unique_ptr<Patience> head_wait_;
+  Patience queue_wait_{0};  // since a queued push was last sent, or the queue was last empty
   std::deque<InFlight> in_flight_;
   std::vector<Retired> retired_;
-  uint64_t issued_ = 0;
+  uint64_t issued_ = 0, aborts_ = 0;
   Verdict failure_;
   OutboxCounters counters_;
   std::function<void()> on_retired_;

@@ -19,30 +19,38 @@ enum class Given { performed, enqueued, refused };
 class Port {
  public:
   virtual ~Port() = default;
-  virtual bool on_host() const = 0;  // reads are the host's: a wait is a host wait, a release is performed at once
+  // Called once by the monitor before anything else, on its thread.
+  virtual void enter_thread() {}
+  virtual bool on_host()
+      const = 0;  // reads are the host's: a wait is a host wait, a release is performed at once
   virtual uint8_t* base() const = 0;
   virtual int ordinal() const = 0;
   virtual bool capturing(uintptr_t stream) const = 0;
   // Step 7: the stream goes on once the cell's stamp has reached the key.
-  virtual void wait(uintptr_t stream, size_t lane, const std::atomic<uint64_t>& stamp, uint64_t key) = 0;
-  // Step 9: `word` becomes `value` once all that is queued on the streams now has been performed; with fill_bytes, the slot is
-  // first filled with the byte 0xff. Never throws; `refused` = not now (a capture), try again.
-  virtual Given release(const std::vector<uintptr_t>& streams, size_t word, uint64_t value, uint64_t offset, uint64_t fill_bytes) noexcept = 0;
+  virtual void wait(uintptr_t stream, size_t lane, const std::atomic<uint64_t>& stamp,
+                    uint64_t key) = 0;
+  // Step 9: `word` becomes `value` once all that is queued on the streams now has been performed;
+  // with fill_bytes, the slot is first filled with the byte 0xff. Never throws; `refused` = not now
+  // (a capture), try again.
+  virtual Given release(const std::vector<uintptr_t>& streams, size_t word, uint64_t value,
+                        uint64_t offset, uint64_t fill_bytes) noexcept = 0;
   virtual bool released(size_t word, uint64_t value) const = 0;
   virtual size_t release_words() const = 0;
-  // Fills cells with the poison pattern, also while a stream of this process is stuck in a wait. Bounded; false = gave up.
+  // Fills cells with the poison pattern, also while a stream of this process is stuck in a wait.
+  // Bounded; false = gave up.
   virtual bool fill_poison(const std::vector<Region>& regions) noexcept = 0;
 };
 
 class HostPort final : public Port {
  public:
-  HostPort(std::shared_ptr<Mapping> arena) : arena_(std::move(arena)) {}
+  explicit HostPort(std::shared_ptr<Mapping> arena) : arena_(std::move(arena)) {}
   bool on_host() const override { return true; }
   uint8_t* base() const override { return arena_->base(); }
   int ordinal() const override { return 0; }
   bool capturing(uintptr_t) const override { return false; }
   void wait(uintptr_t, size_t, const std::atomic<uint64_t>&, uint64_t) override {}
-  Given release(const std::vector<uintptr_t>&, size_t, uint64_t, uint64_t offset, uint64_t fill_bytes) noexcept override {
+  Given release(const std::vector<uintptr_t>&, size_t, uint64_t, uint64_t offset,
+                uint64_t fill_bytes) noexcept override {
     std::memset(arena_->base() + offset, 0xff, fill_bytes);
     return Given::performed;
   }
@@ -51,7 +59,8 @@ class HostPort final : public Port {
   bool fill_poison(const std::vector<Region>& regions) noexcept override {
     for (const auto& region : regions)
       for (size_t row = 0; row < region.rows; ++row)
-        std::memset(arena_->base() + region.offset + row * region.cell->pitch, region.cell->poison_byte, region.cell->row_bytes);
+        std::memset(arena_->base() + region.offset + row * region.cell->pitch,
+                    region.cell->poison_byte, region.cell->row_bytes);
     return true;
   }
 

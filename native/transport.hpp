@@ -1,7 +1,9 @@
 // The producer's seam: how a lane's bytes cross.
 //
-// The contract (DESIGN section 5): a stamp never becomes visible before the payload that it covers, and what one lane puts
-// and stamps becomes visible in the order of the calls. The outbox calls it under its own lock, one call at a time.
+// The contract (DESIGN section 5): a stamp never becomes visible before the payload that it covers,
+// and what one lane puts and stamps becomes visible in the order of the calls. put, put_poison and
+// stamp come from one thread at a time; order, forget, mark and performed may come from another
+// meanwhile.
 #pragma once
 
 #include <atomic>
@@ -24,42 +26,50 @@ struct Source {
 };
 
 struct CellGeometry {
-  uint64_t offset = 0;      // of row 0, in the slot
-  uint64_t row_bytes = 0;   // this cell's share of a row
-  uint64_t pitch = 0;       // from row to row in the slot
-  uint64_t row_limit = 0;   // rows that this cell may hold
-  uint64_t tap_rows = 0;    // rows that the whole tap may hold
+  uint64_t offset = 0;     // of row 0, in the slot
+  uint64_t row_bytes = 0;  // this cell's share of a row
+  uint64_t pitch = 0;      // from row to row in the slot
+  uint64_t row_limit = 0;  // rows that this cell may hold
+  uint64_t tap_rows = 0;   // rows that the whole tap may hold
   uint32_t dtype = 0;
   uint8_t poison_byte = 0xff;
-  uint32_t tap = 0;           // index in the plan
-  bool counts_rows = true;    // one column share of each row share counts the tap's rows
+  uint32_t tap = 0;         // index in the plan
+  bool counts_rows = true;  // one column share of each row share counts the tap's rows
 };
 
 class Transport {
  public:
   virtual ~Transport() = default;
   using Token = void*;
-  // Step 4: remembers where the caller's stream stands. The put that takes the token waits for that point.
+  // Step 4: remembers where the caller's stream stands. The put that takes the token waits for that
+  // point.
   virtual Token order(uintptr_t stream) = 0;
   virtual void forget(Token token) = 0;
-  // Step 5: moves rows x row_bytes to `offset` in the arena; the destination's rows are `pitch` apart.
-  virtual void put(Token token, const Source& source, uint64_t offset, const CellGeometry& cell) = 0;
+  // Step 5: moves rows x row_bytes to `offset` in the arena; the destination's rows are `pitch`
+  // apart.
+  virtual void put(Token token, const Source& source, uint64_t offset,
+                   const CellGeometry& cell) = 0;
   // Fills the cell with the dtype's poison pattern: the payload of a dropped tap.
   virtual void put_poison(uint64_t offset, size_t rows, const CellGeometry& cell) = 0;
   // Step 6: stores the stamp once everything put before has been performed at the consumer.
   virtual void stamp(std::atomic<uint64_t>& word, uint64_t value) = 0;
-  // How many stamps have been performed so far; their sources are free.
+  // Asks the wire to say through performed() when all that was stamped so far has been performed.
+  virtual void mark() = 0;
+  // How many stamps are known to have been performed; their sources are free.
   virtual uint64_t performed() const = 0;
   // Waits until all that was put has been performed; false when the limit ran out first.
   virtual bool finish(uint64_t limit_ns) = 0;
+  // Called once by the lane's own thread before anything else, on that thread.
+  virtual void enter_thread() {}
   // True when put returns only after the source has been read.
   virtual bool immediate() const = 0;
 };
 
-// shm: payload stores, then a release store of the stamp. Ordering rule: x86-64 and C++ release/acquire.
+// shm: payload stores, then a release store of the stamp. Ordering rule: x86-64 and C++
+// release/acquire.
 class ShmTransport final : public Transport {
  public:
-  ShmTransport(std::shared_ptr<Mapping> arena) : arena_(std::move(arena)) {}
+  explicit ShmTransport(std::shared_ptr<Mapping> arena) : arena_(std::move(arena)) {}
   Token order(uintptr_t) override { return nullptr; }
   void forget(Token) override {}
   void put(Token, const Source& source, uint64_t offset, const CellGeometry& cell) override {
@@ -72,13 +82,16 @@ class ShmTransport final : public Transport {
       std::memcpy(to + row * cell.pitch, source.data + row * source.pitch, cell.row_bytes);
   }
   void put_poison(uint64_t offset, size_t rows, const CellGeometry& cell) override {
-    for (size_t row = 0; row < rows; ++row) std::memset(arena_->base() + offset + row * cell.pitch, cell.poison_byte, cell.row_bytes);
+    for (size_t row = 0; row < rows; ++row)
+      std::memset(arena_->base() + offset + row * cell.pitch, cell.poison_byte, cell.row_bytes);
   }
   void stamp(std::atomic<uint64_t>& word, uint64_t value) override {
-    // glibc's large memcpy uses non-temporal stores, but fences them before it returns; the release store orders the rest
+    // glibc's large memcpy uses non-temporal stores, but fences them before it returns; the release
+    // store orders the rest
     word.store(value, std::memory_order_release);
     performed_.fetch_add(1, std::memory_order_release);
   }
+  void mark() override {}
   uint64_t performed() const override { return performed_.load(std::memory_order_acquire); }
   bool finish(uint64_t) override { return true; }
   bool immediate() const override { return true; }

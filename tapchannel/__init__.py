@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from .arrivals import TapInfo
 from .errors import (
     AttachError,
     AttachTimeout,
@@ -31,7 +32,7 @@ from .errors import (
 )
 from .keys import Key
 from .layout_check import check_layout
-from .lease import Lease, TapInfo
+from .lease import Lease
 from .mailbox import Mailbox
 from .outbox import Outbox
 from .plan import Shard, TapPlan

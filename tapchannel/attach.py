@@ -15,6 +15,7 @@ from .descriptor import NONCE_BYTES, Challenge, Hello, Offer, Refusal, proof, pr
 from .errors import AttachError, AttachTimeout, ConfigError, PlanMismatchError, ProtocolError
 from .memory import Device, local_arena
 from .plan import Cell, TapPlan
+from .sockets import native_address
 from .stores import Rendezvous
 from .transport.base import Transport
 from .transport.select import choose, transport_of
@@ -51,7 +52,7 @@ class Attachment:
     link: socket.socket
 
 
-class _Again(Exception):  # noqa: N818 - never leaves this module
+class _Again(Exception):
     """This attempt failed for a reason that time may mend."""
 
 
@@ -95,7 +96,7 @@ def _attempt(address: str, request: Request, deadline: float) -> Attachment:
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         link.settimeout(max(0.01, deadline - time.monotonic()))
-        link.connect(address.removeprefix("unix://"))
+        link.connect(native_address(address))
         return _handshake(link, request, deadline)
     except (ConnectionError, FileNotFoundError, TimeoutError) as error:
         link.close()
@@ -118,7 +119,9 @@ def _handshake(link: socket.socket, request: Request, deadline: float) -> Attach
             rank=request.rank,
             next_step="give both sides the same secret=",
         )
-    own = proof(request.secret, "outbox", challenge, nonce, request.rank) if request.secret else None
+    own = (
+        proof(request.secret, "outbox", challenge, nonce, request.rank) if request.secret else None
+    )
     hello = Hello(
         request.name,
         request.rank,
@@ -155,7 +158,9 @@ def _map(
 ) -> Attachment:
     """Map what was offered, write the self-test, wait for "live"."""
     if not fds:
-        raise ProtocolError("offer came without the control block's descriptor", channel=request.name)
+        raise ProtocolError(
+            "offer came without the control block's descriptor", channel=request.name
+        )
     arena_fds = list(fds[1:])
     try:
         cells = _checked_cells(request, offer)
@@ -174,7 +179,9 @@ def _map(
         arena = local or transport.adopt(offer, arena_fds, device)
         arena.write_probe(offer.probe_offset, offer.probe)
     except errors.TapChannelError as error:
-        reply = Refusal(type(error).__name__, "outbox cannot map the mailbox", str(error), "", False)
+        reply = Refusal(
+            type(error).__name__, "outbox cannot map the mailbox", str(error), "", False
+        )
         send_frame(link, REFUSAL, reply.body())
         raise
     send_frame(link, READY, {})
@@ -222,8 +229,11 @@ def _raise_refusal(fields: Fields, request: Request) -> None:
             channel=request.name,
             next_step=refusal.next_step,
         )
-    kinds = {"UsageError": errors.UsageError, "ChannelClosed": errors.ChannelClosed,
-             "TransportUnavailable": errors.TransportUnavailable}  # fmt: skip
+    kinds = {
+        "UsageError": errors.UsageError,
+        "ChannelClosed": errors.ChannelClosed,
+        "TransportUnavailable": errors.TransportUnavailable,
+    }
     kind = kinds.get(refusal.error, AttachError)
     raise kind(
         refusal.what,

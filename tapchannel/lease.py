@@ -11,48 +11,19 @@ from typing import TYPE_CHECKING, cast
 import torch
 import torch.utils.dlpack
 
-from .errors import ChecksumError, ProtocolError, TapChannelError, UsageError
+from .arrivals import Shares, TapInfo, arrived, verify
+from .errors import TapChannelError, UsageError
 from .keys import Key
-from .plan import Cell, Group, Lane, Tap, TapPlan
-from .tensors import TORCH_DTYPES, checksum
+from .plan import Group, Tap
+from .tensors import TORCH_DTYPES
 
 if TYPE_CHECKING:
     from . import _native
 
 
 @dataclass(frozen=True, slots=True)
-class TapInfo:
-    """What came for one tap: rows, shape as pushed, who pushed it, how it crossed."""
-
-    rows: int
-    shape: tuple[int, ...]
-    ranks: tuple[int, ...]
-    transport: str
-    dropped: bool
-
-    @property
-    def rank(self) -> int:
-        """The producer's rank; of several row or column shares, the first's."""
-        return self.ranks[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """Which lane and cell bring each tap's shares; the same for every slot of a mailbox."""
-
-    plan: TapPlan
-    lanes: tuple[Lane, ...]
-    transport: str
-
-    def of(self, tap: str) -> list[tuple[Lane, Cell]]:
-        """Give the tap's shares, row shares in order."""
-        found = [(lane, cell) for lane in self.lanes for cell in lane.cells if cell.tap.name == tap]
-        return sorted(found, key=lambda pair: (pair[1].shard.rows, pair[1].shard.columns))
-
-
-@dataclass(frozen=True, slots=True)
 class Granted:
-    """What the core gave: the lease's number, its slot as a DLPack capsule, its key, and its checks."""
+    """What the core gave: the lease's number and key, its slot as a DLPack capsule, its checks."""
 
     core: _native.Mailbox
     number: int
@@ -71,10 +42,10 @@ class Lease(Mapping[str, torch.Tensor]):
 
     Ordering:   kernels on the lease's stream that are queued after `Mailbox.recv` see the bytes
                 pushed for exactly this key. For reads on another stream: `record_stream`.
-    Ownership:  the slot goes back when the last tensor, saved variable or closure on it is gone, behind
-                what is queued on the lease's streams then (I9). Do not write to a view.
-    On failure: a wait that failed after `recv` returned is raised by every later use, and by leaving
-                the ``with`` block; the stream then saw the poison pattern (I4).
+    Ownership:  the slot goes back when the last tensor, saved variable or closure on it is gone,
+                behind what is queued on the lease's streams then (I9). Do not write to a view.
+    On failure: a wait that failed after `recv` returned is raised by every later use, and by
+                leaving the ``with`` block; the stream then saw the poison pattern (I4).
     """
 
     def __init__(self, granted: Granted, shares: Shares) -> None:
@@ -82,10 +53,7 @@ class Lease(Mapping[str, torch.Tensor]):
         self._shares = shares
         self._views: dict[str, torch.Tensor] = {}
         self._info: dict[str, TapInfo] = {}
-        flat = cast(
-            "torch.Tensor",
-            torch.utils.dlpack.from_dlpack(granted.capsule),  # pyright: ignore[reportUnknownMemberType]
-        )
+        flat = torch.utils.dlpack.from_dlpack(granted.capsule)  # pyright: ignore[reportUnknownMemberType]
         self._flat: torch.Tensor | None = flat
         self._stream = torch.cuda.current_stream(flat.device) if flat.is_cuda else None
 
@@ -98,17 +66,21 @@ class Lease(Mapping[str, torch.Tensor]):
     def info(self) -> Mapping[str, TapInfo]:
         """What came for each tap.
 
-        Blocks:     only after ``recv(rows=…)``: until every producer has announced, or the deadline.
+        Blocks:     only after ``recv(rows=…)``: until every producer has announced, or the
+                    deadline.
         """
         self._usable("info")
         if not self._info:
             self._settle()
-            self._info = {tap.name: self._info_of(tap) for tap in self._shares.plan.taps}
+            core, key = self._granted.core, self._granted.key
+            self._info = {
+                tap.name: arrived(core, self._shares, key, tap) for tap in self._shares.plan.taps
+            }
         return self._info
 
     @property
     def missing(self) -> frozenset[str]:
-        """The taps that their producer dropped (``when_full="drop_newest"``); they read as poison."""
+        """The taps that were dropped (``when_full="drop_newest"``); they read as poison."""
         return frozenset(name for name, info in self.info.items() if info.dropped)
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -119,14 +91,13 @@ class Lease(Mapping[str, torch.Tensor]):
         return view
 
     def __iter__(self) -> Iterator[str]:
-        plan = self._shares.plan
-        return iter(dict.fromkeys([*(g.name for g in plan.groups), *(t.name for t in plan.taps)]))
+        return iter(self._shares.names)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._shares.names)
 
     def __contains__(self, name: object) -> bool:
-        return any(name == own for own in self)
+        return name in self._shares.names
 
     def __enter__(self) -> Lease:
         self._usable("enter")
@@ -144,9 +115,6 @@ class Lease(Mapping[str, torch.Tensor]):
         self._let_go()
         if verdict is not None and error is None:
             raise self._granted.raise_for(verdict, "lease")
-
-    def __del__(self) -> None:
-        self._let_go()
 
     def __repr__(self) -> str:
         state = "released" if self._flat is None else ", ".join(self)
@@ -169,8 +137,8 @@ class Lease(Mapping[str, torch.Tensor]):
                 key=self._granted.key,
                 seen=f"{live} live views",
                 expected="0",
-                next_step="drop them first, take clone() instead, or leave the with block: the slot "
-                "goes back when the last one is gone",
+                next_step="drop them first, take clone() instead, or leave the with block: "
+                "the slot goes back when the last one is gone",
             )
         self._let_go()
 
@@ -199,28 +167,18 @@ class Lease(Mapping[str, torch.Tensor]):
     def verify(self) -> None:
         """Compare every cell's bytes with the checksum that its producer announced.
 
-        Blocks:     until the key has landed, and for a copy to the host. For ``TAPCHANNEL_CHECK=1``.
+        Blocks:     until the key has landed, and for a copy to the host. For
+                    ``TAPCHANNEL_CHECK=1``.
 
         Raises:
             ChecksumError: the bytes in the slot are not the bytes that were pushed.
         """
         self._settle()
         for tap in self._shares.plan.taps:
-            whole = self._window(self._shares.plan.group(tap.group), tap, self._shares.plan.max_rows)
-            for lane, cell in self._shares.of(tap.name):
-                rows, begin, _, _, expected = self._announce(lane, cell)
-                start = cell.column
-                seen = checksum(whole[begin : begin + rows, start : start + cell.width])
-                if expected is not None and seen != expected:
-                    raise ChecksumError(
-                        "bytes in the slot are not those that were pushed",
-                        key=self._granted.key,
-                        tap=tap.name,
-                        lane=lane.index,
-                        rank=lane.rank,
-                        seen=f"{seen:08x}",
-                        expected=f"{expected:08x}",
-                    )
+            whole = self._window(
+                self._shares.plan.group(tap.group), tap, self._shares.plan.max_rows
+            )
+            verify(self._granted.core, self._shares, self._granted.key, tap, whole)
 
     # ---- how views are made
 
@@ -233,7 +191,7 @@ class Lease(Mapping[str, torch.Tensor]):
         rows = {tap.name: self._rows(tap.name) for tap in group.taps}
         if len(set(rows.values())) > 1:
             raise UsageError(
-                f"taps of group {name!r} came with different rows, so they cannot be read side by side",
+                f"taps of group {name!r} came with different rows: no side-by-side view of them",
                 key=self._granted.key,
                 seen=", ".join(f"{tap}: {count}" for tap, count in rows.items()),
                 next_step="read the taps one by one, or push equal rows",
@@ -249,44 +207,6 @@ class Lease(Mapping[str, torch.Tensor]):
 
     def _rows(self, tap: str) -> int:
         return self._granted.rows if self._granted.rows is not None else self.info[tap].rows
-
-    def _info_of(self, tap: Tap) -> TapInfo:
-        shares = [(lane, cell, *self._announce(lane, cell)) for lane, cell in self._shares.of(tap.name)]
-        rows = self._tiled(tap, [(cell, rows, begin) for _, cell, rows, begin, *_ in shares])
-        shape = shares[0][4] if len(shares) == 1 else (rows, tap.width)
-        ranks = tuple(dict.fromkeys(lane.rank for lane, *_ in shares))
-        return TapInfo(rows, shape, ranks, self._shares.transport, any(share[5] for share in shares))
-
-    def _tiled(self, tap: Tap, shares: list[tuple[Cell, int, int]]) -> int:
-        """Give the tap's rows once its row shares lie side by side without gap or overlap."""
-        ends: dict[int, int] = {}
-        for cell, rows, begin in sorted(shares, key=lambda share: (share[2], share[1])):
-            column = cell.shard.columns[0]
-            if begin != ends.get(column, 0):
-                raise ProtocolError(
-                    "row shares of a tap do not lie side by side",
-                    key=self._granted.key,
-                    tap=tap.name,
-                    seen=", ".join(f"[{b}, {b + r})" for _, r, b in shares),
-                    expected="shares that meet, from row 0 on",
-                    next_step="push equal shares, or name each push's row_begin",
-                )
-            ends[column] = begin + rows
-        if len(set(ends.values())) > 1:
-            raise ProtocolError(
-                "column shares of a tap have different rows",
-                key=self._granted.key,
-                tap=tap.name,
-                seen=ends,
-            )
-        return max(ends.values())
-
-    def _announce(self, lane: Lane, cell: Cell) -> tuple[int, int, tuple[int, ...], bool, int | None]:
-        key = self._granted.key
-        facts = self._granted.core.announce(lane.index, cell.index, key.microbatch, key.step)
-        if facts is None:
-            raise ProtocolError("announce of a landed cell is gone", key=key, rank=lane.rank)
-        return cast("tuple[int, int, tuple[int, ...], bool, int | None]", facts)
 
     def _settle(self) -> None:
         verdict = self._granted.core.settle(self._granted.number, self._granted.timeout)
@@ -307,10 +227,10 @@ class Lease(Mapping[str, torch.Tensor]):
             raise self._granted.raise_for(verdict, doing)
 
     def _live_views(self) -> int:
-        """Count what would keep the slot: other tensors on its storage, and views still referenced."""
+        """Count what keeps the slot: other tensors on it, and own views still referenced."""
         flat = cast("torch.Tensor", self._flat)
         storage = flat.untyped_storage()
-        holders = int(torch._C._storage_Use_Count(storage._cdata))  # pyright: ignore
+        holders = int(torch._C._storage_Use_Count(storage._cdata))  # pyright: ignore[reportPrivateUsage, reportUnknownArgumentType, reportAttributeAccessIssue, reportUnknownMemberType]
         others = holders - 2 - len(self._views)  # this wrapper, the flat view, the views handed out
         return others + sum(1 for name in self._views if self._is_held(name))
 
@@ -318,8 +238,9 @@ class Lease(Mapping[str, torch.Tensor]):
         """Tell whether anyone but this lease refers to the view: Python, or an autograd graph."""
         view = self._views[name]
         own_references = 3  # the dict, this frame's name, getrefcount's argument
-        return view._use_count() > 1 or sys.getrefcount(view) > own_references  # pyright: ignore
+        graphs = int(view._use_count())  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
+        return graphs > 1 or sys.getrefcount(view) > own_references
 
     def _let_go(self) -> None:
-        self.__dict__["_views"] = {}
-        self.__dict__["_flat"] = None
+        self._views = {}
+        self._flat = None

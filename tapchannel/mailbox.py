@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import os
-import secrets
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Final
 
 import torch
 
 from . import _native, lifetime
-from .descriptor import ID_BYTES, MAX_DEPTH
-from .errors import AttachTimeout, ChannelClosed, TapChannelError
+from .arrivals import Shares
+from .assembly import Wanted, assemble
+from .descriptor import MAX_DEPTH
+from .errors import ChannelClosed, TapChannelError
 from .keys import MAX_MICROBATCHES, MAX_STEP, Key, checked_int
-from .lease import Granted, Lease, Shares
-from .memory import MEMORY_CHOICES, Device, arena_bytes, forget_local, keep_local
+from .lease import Granted, Lease
+from .memory import MEMORY_CHOICES, Device, forget_local
 from .passes import Pass
 from .plan import Lane, Sources, TapPlan
-from .reports import channel_facts, lane_facts
-from .service import Facts, MailboxService
-from .settings import (
-    cell_geometry,
-    check_mode,
-    checked_choice,
-    checked_seconds,
-    secret_bytes,
-    stream_handle,
-)
-from .stores import rendezvous
-from .transport.select import choose
+from .reports import lane_facts, mailbox_facts, not_ready
+from .service import MailboxService
+from .settings import check_mode, checked_choice, checked_seconds, secret_bytes, stream_handle
+from .stores import own_address, rendezvous
 from .verdicts import LaneFacts, Scene, error_from
 
 _TRY, _HOST, _STREAM = range(3)
@@ -55,8 +49,8 @@ class Mailbox:
         Where outboxes find it: a ``torch.distributed.Store``, ``"file:///folder"``,
         ``"unix:///path.sock"`` or ``"tcp://host:port"`` of a TCPStore; and the channel's name.
     when_full
-        ``"wait"``: pushes without credit are queued. ``"drop_newest"``: they are dropped and counted,
-        and `Lease.missing` names them.
+        What becomes of a push without credit. ``"wait"``: it is queued. ``"drop_newest"``: it is
+        dropped and counted, and `Lease.missing` names its tap.
     timeout
         Seconds; the deadline of every wait that is not given its own.
     secret
@@ -65,8 +59,8 @@ class Mailbox:
         GPU memory: ``"auto"``, ``"vmm"`` or ``"ipc"`` (see `info`).
 
     Raises:
-        ConfigError: a setting is impossible, or the slots do not fit; the text gives the arithmetic.
-        PlanMismatchError: ``sources`` does not cover the plan exactly once.
+        ConfigError: a setting is impossible, or the slots do not fit; the text gives the
+        arithmetic. PlanMismatchError: ``sources`` does not cover the plan exactly once.
         TransportUnavailable: no transport serves the device; the text says why.
     """
 
@@ -90,70 +84,37 @@ class Mailbox:
         checked_choice("when_full", when_full, ("wait", "drop_newest"))
         checked_choice("memory", memory, MEMORY_CHOICES)
         self._timeout = checked_seconds("timeout", timeout)
-        self._plan = plan
-        self._name = name
-        self._depth = depth
-        self._pid = os.getpid()
-        self._check = check_mode()
+        self._name, self._depth, self._plan = name, depth, plan
         self._lanes = plan.lanes(sources)
         self._device = Device.parse(device)
+        self._check = check_mode()
+        self._pid = os.getpid()
         place = rendezvous(store, name)
-        mailbox_id = secrets.token_bytes(ID_BYTES)
-        self._reserve(mailbox_id, transport, memory)
-        facts = Facts(
-            name,
-            mailbox_id,
-            plan,
-            self._lanes,
-            depth,
-            self._choice.transport,
-            self._reservation,
-            when_full == "drop_newest",
-            secret_bytes(secret),
+        known_secret = secret_bytes(secret)
+        wanted = Wanted(
+            name, plan, self._lanes, depth, self._device, transport, memory, self._check
         )
-        path = store.removeprefix("unix://") if str(store).startswith("unix://") else None  # pyright: ignore
-        self._service = MailboxService(self._core, facts, path)
-        self._mailbox_id = mailbox_id
+        self._made = assemble(wanted)
+        self._core = self._made.core
+        self._service = MailboxService(
+            self._made, wanted, when_full == "drop_newest", known_secret, own_address(store)
+        )
         self._closed = False
         lifetime.close_at_exit(self)
-        self._shares = Shares(plan, self._lanes, self._choice.transport.name)
+        self._shares = Shares(plan, self._lanes, self._made.choice.transport.name)
         self._scene = Scene(name, depth, self._lane_facts, "producer")
         self._step = 0
         self._began = time.monotonic()
         self._last_error: str | None = None
         place.publish(self._service.address)
 
-    def _reserve(self, mailbox_id: bytes, transport: str, memory: str) -> None:
-        plan, depth, lanes = self._plan, self._depth, self._lanes
-        self._choice = choose(self._device, transport)
-        size = arena_bytes(plan, depth, len(lanes))
-        arithmetic = (
-            f"{depth} slots × {plan.slot_bytes} B + {len(lanes)} lanes × 4096 B = {size} B "
-            f"({size / 2**30:.3f} GiB)"
-        )
-        label = f"tapchannel:{self._name}"
-        self._reservation = self._choice.transport.reserve(
-            self._device, f"{label}:slots", size, memory, arithmetic
-        )
-        blocks = [
-            _native.ControlBlock.create(
-                f"{label}:lane{lane.index}", lane.index, depth, len(lane.cells), mailbox_id
-            )
-            for lane in lanes
-        ]
-        geometry = [cell_geometry(lane, plan.max_rows) for lane in lanes]
-        self._core = _native.Mailbox(
-            self._reservation.arena, blocks, geometry, depth, plan.slot_bytes, self._check
-        )
-        if self._reservation.memory == "ipc":
-            keep_local(mailbox_id, self._reservation.arena)
-
     # ---- passes
 
     def open_pass(self, step: int, microbatches: int) -> Pass:
         """Open the pass that all sides call ``step``, and grant its first microbatches (step 1).
 
-        Blocks:     never. Slots that are still read from the pass before are granted as they come back.
+        Blocks:     never. Slots that are still read from the pass before are granted as they come
+                    back.
 
         Raises:
             UsageError: a pass is open, or ``step`` is not larger than the last one.
@@ -177,9 +138,11 @@ class Mailbox:
         self._core.abort(reason)
 
     def reset(self) -> None:
-        """Begin a new epoch: end the pass, count passes anew, and let nothing of the old epoch match.
+        """Begin a new epoch: end the pass, count passes anew, and let nothing of the old epoch
+        match.
 
-        Blocks:     never. Leases that are open stay valid; their slots are granted once they are back.
+        Blocks:     never. Leases that are open stay valid; their slots are granted once they are
+                    back.
         """
         self._raise(self._core.reset(), "reset")
 
@@ -195,17 +158,19 @@ class Mailbox:
     ) -> Lease:
         """Give the lease of a microbatch (steps 7 and 8).
 
-        Blocks:     ``wait="stream"``: the host waits only until every producer has announced its rows,
-                    or, with ``rows`` given, not at all; the stream waits for the payload. In host memory,
-                    and with ``wait="host"``, until the payload is there. At most ``timeout`` seconds.
+        Blocks:     ``wait="stream"``: the host until every producer has announced its rows or, with
+                    ``rows`` given, not at all; the stream until the payload is there.
+                    ``wait="host"``, and in host memory: the host until the payload is there.
+                    At most ``timeout`` seconds.
         Ordering:   what is queued on the stream after this call sees the pushed bytes.
-        On failure: no slot is taken. A wait that failed fails the pass: it, and all calls after it, raise
-                    until the pass is left, `abort` or `reset`.
+        On failure: no slot is taken. A wait that failed fails the pass: it, and all calls after
+                    it, raise until the pass is left, `abort` or `reset`.
 
         Raises:
             StampTimeout, CreditTimeout, AttachTimeout: the deadline passed.
             PeerLostError, PassAborted, ProtocolError: the microbatch will not come.
-            UsageError: it was received already, lies outside the pass, needs a slot that is held, or
+            UsageError: it was received already, lies outside the pass, needs a slot that is held,
+            or
                 the stream is being captured.
         """
         checked_choice("wait", wait, tuple(_MODES))
@@ -264,44 +229,20 @@ class Mailbox:
                 raise ChannelClosed("wait_ready: it was closed already", channel=self._name)
             waited = time.monotonic() - began
             if waited >= limit:
-                names = "; ".join(
-                    f"rank {lane.rank} ({', '.join(cell.tap.name for cell in lane.cells[:4])})"
-                    for lane in missing[:8]
-                )
-                raise AttachTimeout(
-                    f"{len(missing)} of {len(self._lanes)} producers have not attached",
-                    channel=self._name,
-                    waited=waited,
-                    limit=limit,
-                    seen=f"missing: {names}",
-                    last_progress=self._service.refusals[-1] if self._service.refusals else None,
-                    next_step="start their Outbox with the same plan, store and name",
-                )
+                raise not_ready(self._name, missing, self._service.refusals, waited, limit)
             time.sleep(min(_POLL_S, limit))
 
     def info(self) -> dict[str, object]:
         """Give the facts of the channel and of each lane.
 
-        Transport and why each faster one was refused, ordering rule, memory, bytes, GB/s, waits, drops,
-        last error.
+        Transport and why each faster one was refused, ordering rule, memory, bytes, GB/s, waits,
+        drops, last error.
         """
-        facts = channel_facts(
-            self._name, self._choice.transport, {**self._choice.refused, **self._reservation.refused}
-        )
-        facts |= {
-            "role": "mailbox",
-            "device": str(self._device),
-            "memory": self._reservation.memory,
-            "depth": self._depth,
-            "reserved_bytes": self._reservation.bytes,
-            "epoch": self.epoch,
+        lanes = [lane_facts(lane, self._status(lane), self._began) for lane in self._lanes]
+        return mailbox_facts(self._name, self._depth, self._made, lanes) | {
             "address": self.address,
             "last_error": self._last_error,
-            "lanes": [
-                lane_facts(lane, self._status(lane), self._began) for lane in self._lanes
-            ],
         }
-        return facts
 
     def events(self) -> list[tuple[int, bool, tuple[int, ...]]]:
         """Give the flight recorder: (lane, written by the producer, raw event); see `telemetry`."""
@@ -325,14 +266,15 @@ class Mailbox:
     def close(self) -> None:
         """End the channel: abort an open pass, tell producers, stop listening. Twice is fine.
 
-        Blocks:     for milliseconds. Ownership: views that are alive keep the memory until they are gone.
+        Blocks:     for milliseconds. Ownership: views that are alive keep the memory until they
+                    are gone.
         """
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         self._service.close()
         self._core.close()
-        forget_local(self._mailbox_id)
+        forget_local(self._made.mailbox_id)
 
     def __enter__(self) -> Mailbox:
         return self
@@ -346,9 +288,10 @@ class Mailbox:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Mailbox {self._name!r} on {self._device}: {len(self._lanes)} lanes, depth {self._depth}>"
+        lanes = f"{len(self._lanes)} lanes, depth {self._depth}"
+        return f"<Mailbox {self._name!r} on {self._device}: {lanes}>"
 
-    def _status(self, lane: Lane) -> dict[str, object]:
+    def _status(self, lane: Lane) -> Mapping[str, object]:
         return self._core.lane_status(lane.index)
 
     def _lane_facts(self, index: int) -> LaneFacts | None:

@@ -17,7 +17,8 @@ from .errors import ConfigError, DeviceError, TransportUnavailable
 from .plan import TapPlan
 
 MEMORY_CHOICES: Final = ("auto", "vmm", "ipc")
-# A classic IPC handle cannot be opened in the process that exported it: an outbox there finds the arena here.
+# A classic IPC handle cannot be opened in the process that exported it: an outbox there finds the
+# arena here.
 _local_arenas: dict[bytes, _native.Arena] = {}
 
 
@@ -147,7 +148,9 @@ def _available_host_bytes() -> int | None:
         if limit != "max":
             limits.append(max(0, int(limit) - int(used)))
     except (OSError, ValueError):  # no cgroup v2 here, or none that may be read
-        limits.append(limits[0] if limits else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        limits.append(
+            limits[0] if limits else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        )
     return min(limits) if limits else None
 
 

@@ -6,18 +6,17 @@ import os
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import cast
 
 import torch
 
 from . import _native, lifetime
-from .attach import Attachment, Request, attach
-from .errors import DeviceError, TapChannelError, UsageError
+from .attach import Request, attach
+from .errors import TapChannelError, UsageError
 from .keys import MAX_MICROBATCHES, MAX_STEP, checked_int
 from .lanes import MAX_RANK
 from .passes import Pass
-from .plan import Cell, TapPlan
-from .reports import channel_facts
+from .plan import Lane, TapPlan
+from .reports import outbox_facts
 from .settings import (
     cell_geometry,
     check_mode,
@@ -26,9 +25,9 @@ from .settings import (
     secret_bytes,
 )
 from .stores import rendezvous
-from .tensors import TORCH_DTYPES, adopt, checksum, rows_of
+from .targets import current_stream, first_rows, not_mine, targets_of, wrong_kind
+from .tensors import adopt, checksum, rows_of
 from .transport.select import TRANSPORT_CHOICES
-from .plan import Lane
 from .verdicts import LaneFacts, Scene, error_from
 
 
@@ -83,7 +82,9 @@ class Outbox:
         checked_int("queue_limit", queue_limit, 1, 1 << 20)
         checked_choice("transport", transport, TRANSPORT_CHOICES)
         self._timeout = checked_seconds("timeout", timeout)
-        limit = timeout if attach_timeout is None else checked_seconds("attach_timeout", attach_timeout)
+        limit = (
+            timeout if attach_timeout is None else checked_seconds("attach_timeout", attach_timeout)
+        )
         self._name = name
         self._rank = rank
         self._pid = os.getpid()
@@ -121,7 +122,8 @@ class Outbox:
         self._lane = lane.index
         self._ordinal = attached.device.ordinal
         self._torch_device = torch.device(str(attached.device))
-        self._cells = _cells_by_tap(attached)
+        self._device_number = -1 if self._ordinal is None else self._ordinal
+        self._targets = targets_of(attached.cells)
 
     # ---- passes
 
@@ -165,54 +167,71 @@ class Outbox:
         """Push one tap of one microbatch (steps 2 to 6).
 
         ``tensor`` is ``[..., width]``: a torch tensor, or an object with DLPack or
-        ``__cuda_array_interface__``. ``rows`` pushes only its first rows. ``row_begin`` says where the
-        rows of a row share begin; by default share i begins at i × rows.
+        ``__cuda_array_interface__``. ``rows`` pushes only its first rows. ``row_begin`` says where
+        the rows of a row share begin; by default share i begins at i × rows.
 
-        Blocks:     never for credit. In host memory the copy is made in this call if credit is there.
-        Ordering:   the consumer gets what the tensor holds on ``stream`` (the current one by default) at
-                    this point of it, whatever is queued there afterwards.
-        Ownership:  the tensor is kept alive until its copy is done. It must not be modified in place before
-                    then; if it was, this outbox raises and the pass is aborted.
+        Blocks:     never for credit. In host memory the copy is made in this call if credit is
+                    there.
+        Ordering:   the consumer gets what the tensor holds on ``stream`` (the current one by
+                    default) at this point of it, whatever is queued there afterwards.
+        Ownership:  the tensor is kept alive until its copy is done. It must not be modified in
+                    place before then; if it was, this outbox raises and the pass is aborted.
         On failure: nothing was announced, copied or queued; the push may be made again.
 
         Raises:
-            UsageError: wrong tap, dtype, width, device, too many rows, pushed twice, outside the pass,
+            UsageError: wrong tap, dtype, width, device, too many rows, pushed twice, outside the
+            pass,
                 a stream under capture, after fork, or an earlier source was modified.
             OverrunError: ``queue_limit`` pushes wait for credit already.
             CreditTimeout, PeerLostError, PassAborted, EpochMismatchError, ProtocolError: the pass
                 cannot go on.
         """
-        cell = self._cells.get(tap)
-        if cell is None:
-            raise self._not_mine(tap)
-        source = tensor if isinstance(tensor, torch.Tensor) else adopt(tensor, self._torch_device)
-        if source.dtype is not TORCH_DTYPES[cell.tap.dtype.name] or source.device != self._torch_device:
-            raise self._wrong_kind(cell, source)
-        if rows is not None:
-            source = _first_rows(source, rows, tap)
-        if stream is None:
-            payload = rows_of(source, cell)
-            handle = 0 if self._ordinal is None else _current_stream(self._ordinal)
-        else:
-            with torch.cuda.stream(stream):
-                payload = rows_of(source, cell)
-            handle = stream.cuda_stream
-        begin = cell.shard.rows[0] * payload.rows if row_begin is None else row_begin
-        verdict = self._core.push(
-            microbatch,
-            cell.index,
-            payload.address,
-            payload.rows,
-            payload.pitch,
-            begin,
-            handle,
-            source.shape,
-            payload.owner,
-            payload.version,
-            checksum(source) if self._check else None,
-        )
+        try:
+            verdict = self._push(microbatch, tap, tensor, stream, rows, row_begin)
+        except UsageError as error:
+            error.channel, error.rank, error.tap = self._name, self._rank, tap
+            raise
         if verdict is not None:
             raise self._error(verdict, f"push({microbatch}, {tap!r})")
+
+    def _push(
+        self,
+        microbatch: int,
+        tap: str,
+        tensor: object,
+        stream: torch.cuda.Stream | None,
+        rows: int | None,
+        row_begin: int | None,
+    ) -> _native.Verdict | None:
+        target = self._targets.get(tap)
+        if target is None:
+            raise not_mine(tap, self._targets)
+        index, dtype, width, row_bytes, share = target
+        source = tensor if isinstance(tensor, torch.Tensor) else adopt(tensor, self._torch_device)
+        if source.dtype is not dtype or source.get_device() != self._device_number:
+            raise wrong_kind(tap, dtype, self._torch_device, source)
+        if rows is not None:
+            source = first_rows(source, rows)
+        if stream is None:
+            owner, address, count, pitch, version = rows_of(source, width, row_bytes)
+            handle = current_stream(self._ordinal)
+        else:
+            with torch.cuda.stream(stream):
+                owner, address, count, pitch, version = rows_of(source, width, row_bytes)
+            handle = stream.cuda_stream
+        return self._core.push(
+            microbatch,
+            index,
+            address,
+            count,
+            pitch,
+            share * count if row_begin is None else row_begin,
+            handle,
+            source.shape,
+            owner,
+            version,
+            checksum(source) if self._check else None,
+        )
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every push has been copied; its sources may then be modified.
@@ -228,24 +247,10 @@ class Outbox:
         self._raise(self._core.check(), "flush")
 
     def info(self) -> dict[str, object]:
-        """Give the facts of the lane: transport and refusals, ordering rule, bytes, GB/s, waits, drops."""
-        attached = self._attachment
+        """Give the lane's facts: transport, refusals, ordering rule, bytes, GB/s, waits, drops."""
         counters = self._core.counters()
-        sent = cast("int", counters["bytes"])
-        facts = channel_facts(self._name, attached.transport, attached.refused)
-        facts |= {
-            "role": "outbox",
-            "rank": self._rank,
-            "lane": self._lane,
-            "device": str(attached.device),
-            "memory": attached.offer.memory,
-            "depth": attached.offer.depth,
-            "peer": {"pid": attached.offer.pid, "host": attached.offer.host},
-            "mean_GB_per_s": sent / max(1e-9, time.monotonic() - self._began) / 1e9,
-            "last_error": self._last_error,
-            **counters,
-        }
-        return facts
+        facts = outbox_facts(self._name, self._rank, self._attachment, counters, self._began)
+        return facts | {"last_error": self._last_error}
 
     def events(self) -> list[tuple[int, bool, tuple[int, ...]]]:
         """Give the flight recorder: (lane, written by the producer, raw event); see `telemetry`."""
@@ -283,30 +288,6 @@ class Outbox:
     def __repr__(self) -> str:
         return f"<Outbox {self._name!r}, rank {self._rank}, by {self._attachment.transport.name}>"
 
-    # ---- errors
-
-    def _not_mine(self, tap: str) -> UsageError:
-        mine = ", ".join(repr(name) for name in self._cells)
-        return UsageError(
-            f"push: tap {tap!r} is not this rank's",
-            channel=self._name,
-            rank=self._rank,
-            expected=mine,
-            next_step="name it in the mailbox's sources for this rank",
-        )
-
-    def _wrong_kind(self, cell: Cell, source: torch.Tensor) -> UsageError:
-        name = cell.tap.dtype.name
-        return UsageError(
-            "push: tensor is of the wrong dtype or on the wrong device",
-            channel=self._name,
-            rank=self._rank,
-            tap=cell.tap.name,
-            seen=f"{str(source.dtype).removeprefix('torch.')} on {source.device}",
-            expected=f"{name} on {self._torch_device}",
-            next_step="convert it before the push, or change the plan's dtype or the outbox's device=",
-        )
-
     def _error(self, verdict: _native.Verdict, doing: str) -> TapChannelError:
         error = error_from(verdict, self._scene, doing)
         self._last_error = str(error)
@@ -315,32 +296,3 @@ class Outbox:
     def _raise(self, verdict: _native.Verdict | None, doing: str) -> None:
         if verdict is not None:
             raise self._error(verdict, doing)
-
-
-def _cells_by_tap(attached: Attachment) -> dict[str, Cell]:
-    """Index the cells by tap; a lane with two shares of one tap could not tell them apart at push."""
-    cells: dict[str, Cell] = {}
-    for cell in attached.cells:
-        if cell.tap.name in cells:
-            raise UsageError(
-                "a rank may push one share of a tap",
-                tap=cell.tap.name,
-                seen="several shares in the mailbox's sources",
-                next_step="give each share to a rank of its own",
-            )
-        cells[cell.tap.name] = cell
-    return cells
-
-
-def _first_rows(source: torch.Tensor, rows: int, tap: str) -> torch.Tensor:
-    flat = source if source.dim() == 2 else source.reshape(-1, source.shape[-1] if source.dim() else 1)
-    if not 0 <= rows <= flat.shape[0]:
-        raise UsageError(
-            "push: rows is more than the tensor has", tap=tap, seen=rows, expected=f"0 to {flat.shape[0]}"
-        )
-    return flat[:rows]
-
-
-def _current_stream(ordinal: int) -> int:
-    # The public torch.cuda.current_stream() builds an object; this is what it asks, at a third of the cost.
-    return torch._C._cuda_getCurrentRawStream(ordinal)  # pyright: ignore

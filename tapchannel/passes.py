@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
+from typing import Final
+
+from .errors import TapChannelError
+
+MAX_REASON: Final = 240
 
 
 class Pass:
@@ -39,7 +44,7 @@ class Pass:
             self.close()
         elif not self._over:
             self._over = True
-            self._abort(f"{type(error).__name__}: {error}"[:240])
+            self._abort(said(error))
 
     def close(self) -> None:
         """Close the pass, as leaving the block does.
@@ -53,5 +58,11 @@ class Pass:
         try:
             self._close()
         except Exception as failure:
-            self._abort(f"{type(failure).__name__}: {failure}"[:240])
+            self._abort(said(failure))
             raise
+
+
+def said(error: BaseException) -> str:
+    """Give an error in a few words, for the other side."""
+    words = error.what if isinstance(error, TapChannelError) else str(error)
+    return f"{type(error).__name__}: {words}"[:MAX_REASON]

@@ -9,13 +9,17 @@ from .errors import ConfigError
 from .plan import Lane, TapPlan
 
 
-def mismatch_rows(plan: TapPlan, lanes: Sequence[Lane], hello: Hello) -> tuple[dict[str, object], ...]:
+def mismatch_rows(
+    plan: TapPlan, lanes: Sequence[Lane], hello: Hello
+) -> tuple[dict[str, object], ...]:
     """List what a rank claims against what the mailbox expects; empty when they agree."""
     rank = hello.rank
     lane = next((lane for lane in lanes if lane.rank == rank), None)
     if lane is None:
         ranks = ", ".join(str(lane.rank) for lane in lanes)
-        return (_row(rank, f"a rank of {ranks}", "to produce taps", "not in the mailbox's sources"),)
+        return (
+            _row(rank, f"a rank of {ranks}", "to produce taps", "not in the mailbox's sources"),
+        )
     try:
         theirs = TapPlan.from_json(hello.plan)
     except ConfigError as error:
@@ -29,7 +33,9 @@ def mismatch_rows(plan: TapPlan, lanes: Sequence[Lane], hello: Hello) -> tuple[d
 def _plan_rows(ours: TapPlan, theirs: TapPlan, rank: int) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     if ours.max_rows != theirs.max_rows:
-        rows.append(_row(rank, f"max_rows {ours.max_rows}", f"max_rows {theirs.max_rows}", "differs"))
+        rows.append(
+            _row(rank, f"max_rows {ours.max_rows}", f"max_rows {theirs.max_rows}", "differs")
+        )
     mine = {tap.name: tap for tap in ours.taps}
     other = {tap.name: tap for tap in theirs.taps}
     for name in [*mine, *(name for name in other if name not in mine)]:
@@ -40,7 +46,9 @@ def _plan_rows(ours: TapPlan, theirs: TapPlan, rank: int) -> list[dict[str, obje
         elif mine[name] != other[name]:
             rows.append(_row(rank, _say(mine[name]), _say(other[name]), f"tap {name!r} differs"))
     order = ", ".join(group.name for group in theirs.groups)
-    return rows or [_row(rank, ", ".join(group.name for group in ours.groups), order, "groups differ")]
+    return rows or [
+        _row(rank, ", ".join(group.name for group in ours.groups), order, "groups differ")
+    ]
 
 
 def _claim_rows(lane: Lane, claimed: Sequence[str]) -> list[dict[str, object]]:
@@ -59,7 +67,9 @@ def _claim_rows(lane: Lane, claimed: Sequence[str]) -> list[dict[str, object]]:
 
 
 def _say(tap: object) -> str:
-    group, width, column, dtype = (getattr(tap, name) for name in ("group", "width", "column", "dtype"))
+    group, width, column, dtype = (
+        getattr(tap, name) for name in ("group", "width", "column", "dtype")
+    )
     index = getattr(tap, "index", None)
     return f"place {index}, group {group!r}, width {width}, column {column}, {dtype.name}"
 

@@ -1,18 +1,82 @@
-"""The facts that `Mailbox.info` and `Outbox.info` give."""
+"""The facts that `Mailbox.info` and `Outbox.info` give, and who is missing."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
+from .errors import AttachTimeout
 from .plan import Lane
 from .transport.base import Transport
 
+if TYPE_CHECKING:
+    from .assembly import Assembled
+    from .attach import Attachment
 
-def channel_facts(name: str, transport: Transport, refused: Mapping[str, str]) -> dict[str, object]:
+
+def mailbox_facts(
+    name: str, depth: int, made: Assembled, lanes: Sequence[Mapping[str, object]]
+) -> dict[str, object]:
+    """Give what a mailbox says of itself."""
+    return {
+        **_channel_facts("mailbox", name, made.choice.transport, made.refused),
+        "device": str(made.reservation.device),
+        "memory": made.reservation.memory,
+        "depth": depth,
+        "reserved_bytes": made.reservation.bytes,
+        "epoch": made.core.epoch,
+        "lanes": lanes,
+    }
+
+
+def outbox_facts(
+    name: str,
+    rank: int,
+    attached: Attachment,
+    counters: Mapping[str, int | float],
+    began: float,
+) -> dict[str, object]:
+    """Give what an outbox says of itself."""
+    seconds = max(1e-9, time.monotonic() - began)
+    return {
+        **_channel_facts("outbox", name, attached.transport, attached.refused),
+        "rank": rank,
+        "lane": attached.offer.lane,
+        "device": str(attached.device),
+        "memory": attached.offer.memory,
+        "depth": attached.offer.depth,
+        "peer": {"pid": attached.offer.pid, "host": attached.offer.host},
+        "mean_GB_per_s": counters["bytes"] / seconds / 1e9,
+        **counters,
+    }
+
+
+def not_ready(
+    name: str, missing: Sequence[Lane], refusals: Sequence[str], waited: float, limit: float
+) -> AttachTimeout:
+    """Build the error that lists the producers which have not attached."""
+    named = "; ".join(
+        f"rank {lane.rank} ({', '.join(cell.tap.name for cell in lane.cells[:4])})"
+        for lane in missing[:8]
+    )
+    return AttachTimeout(
+        f"{len(missing)} producers have not attached",
+        channel=name,
+        waited=waited,
+        limit=limit,
+        seen=f"missing: {named}",
+        last_progress=f"refused: {refusals[-1]}" if refusals else None,
+        next_step="start their Outbox with the same plan, store and name",
+    )
+
+
+def _channel_facts(
+    role: str, name: str, transport: Transport, refused: Mapping[str, str]
+) -> dict[str, object]:
     """Give what both roles say of their channel."""
     return {
+        "role": role,
         "channel": name,
         "transport": transport.name,
         "ordering": transport.ordering,

@@ -30,7 +30,7 @@ CHANNEL, TAP = "doctor", "pattern"
 ROWS, WIDTH = 16, 512
 MESSAGE_BYTES = ROWS * WIDTH * 8
 DEPTH = 4
-PASS_MICROBATCHES = 256
+PASS_MICROBATCHES = 128  # fewer than an outbox queues, so that a push never finds its queue full
 GRACE = 5.0  # seconds that the other side gets to say what it saw
 
 
@@ -198,5 +198,5 @@ def _produce(exchange: Exchange, store: str, seed: int) -> Finding:
                 for microbatch in range(microbatches):
                     number = step * PASS_MICROBATCHES + microbatch
                     outbox.push(microbatch, TAP, pattern + number)
-        outbox.flush(exchange.limit)
+                outbox.flush(exchange.limit)
     return Finding()

@@ -23,7 +23,9 @@ def checked_choice(name: str, value: str, choices: Sequence[str]) -> str:
         ConfigError: it is none of them.
     """
     if value not in choices:
-        raise ConfigError(f"{name} is unknown", seen=repr(value), expected=" or ".join(map(repr, choices)))
+        raise ConfigError(
+            f"{name} is unknown", seen=repr(value), expected=" or ".join(map(repr, choices))
+        )
     return value
 
 
@@ -33,7 +35,7 @@ def checked_seconds(name: str, value: float) -> float:
     Raises:
         ConfigError: it is negative, endless, or no number.
     """
-    if not isinstance(value, (int, float)) or not 0 <= value <= _LONGEST_WAIT_S:  # pyright: ignore
+    if not isinstance(value, (int, float)) or not 0 <= value <= _LONGEST_WAIT_S:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
             f"{name} is no finite number of seconds",
             seen=repr(value),
@@ -58,7 +60,7 @@ def secret_bytes(secret: str | bytes | None) -> bytes | None:
 
 
 def check_mode() -> bool:
-    """Tell whether ``TAPCHANNEL_CHECK=1`` asks for checksums and for released slots to be filled."""
+    """Tell whether ``TAPCHANNEL_CHECK=1`` asks for checksums and for filling released slots."""
     return os.environ.get("TAPCHANNEL_CHECK", "") not in ("", "0")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from .errors import AttachError, ConfigError
 from .layout import checked_name
+from .sockets import fresh_address
 
 if TYPE_CHECKING:
     import torch.distributed
@@ -45,7 +46,8 @@ class TorchStore:
 
     def publish(self, address: str) -> None:
         """Write the address under the channel's key."""
-        self._store.set(self._key, _encode(address))
+        # torch's stub names str alone; bytes are what it keeps.
+        self._store.set(self._key, _encode(address))  # pyright: ignore[reportArgumentType]
 
     def lookup(self) -> str | None:
         """Give the address, or None while the key is not set."""
@@ -124,6 +126,11 @@ def rendezvous(store: object, name: str) -> Rendezvous:
     )
 
 
+def own_address(store: object) -> str:
+    """Give the address that a mailbox listens on: the caller's, or a fresh one."""
+    return store if isinstance(store, str) and store.startswith("unix://") else fresh_address()
+
+
 def _from_url(url: str, name: str) -> Rendezvous:
     parts = urllib.parse.urlsplit(url)
     if parts.scheme in ("file", "unix") and parts.path.startswith("/") and not parts.netloc:
@@ -169,7 +176,11 @@ def _decode(entry: bytes, where: str) -> str:
             address = fields.get("address") if isinstance(fields, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         except (UnicodeDecodeError, ValueError, RecursionError):
             problem = "not JSON"
-    if not isinstance(address, str) or not address.startswith("unix:///") or len(address) > MAX_ADDRESS:
+    if (
+        not isinstance(address, str)
+        or not address.startswith(("unix:///", "unix://@"))
+        or len(address) > MAX_ADDRESS
+    ):
         raise AttachError(
             "address entry is not one of tapchannel's",
             seen=where,

@@ -71,7 +71,7 @@ def chrome_trace(events: Iterable[Event]) -> dict[str, object]:
 
 
 def prometheus(info: Mapping[str, object]) -> str:
-    """Give ``Mailbox.info()`` or ``Outbox.info()`` as Prometheus text: every number, by channel and rank."""
+    """Give ``info()`` of a role as Prometheus text: every number, by channel, role and rank."""
     lanes = cast("Sequence[Mapping[str, object]]", info.get("lanes", [info]))
     lines: list[str] = []
     for lane in lanes:
@@ -125,7 +125,9 @@ def inspect_main(argv: Sequence[str]) -> int:
     """Run ``tapchannel inspect PID [--json] [--last N]``."""
     import argparse
 
-    parser = argparse.ArgumentParser("tapchannel inspect", description="read a process's flight recorder")
+    parser = argparse.ArgumentParser(
+        "tapchannel inspect", description="read a process's flight recorder"
+    )
     parser.add_argument("pid", type=int)
     parser.add_argument("--last", type=int, default=40, help="events to show (default 40)")
     parser.add_argument("--json", action="store_true", help="one JSON object an event")

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 import torch
 
 from .dtypes import DTYPES
 from .errors import UsageError
-from .plan import Cell
 
 TORCH_DTYPES: Final[dict[str, torch.dtype]] = {
-    name: getattr(torch, name) for name in DTYPES if isinstance(getattr(torch, name, None), torch.dtype)
+    name: getattr(torch, name)
+    for name in DTYPES
+    if isinstance(getattr(torch, name, None), torch.dtype)
 }
 _UNCHECKED: Final = -1
 
 
-class Payload(NamedTuple):
-    """Rows in memory, and the object that keeps them alive."""
-
-    owner: torch.Tensor
-    address: int
-    rows: int
-    pitch: int
-    version: int
+# Owner (keeps the rows alive), address, rows, pitch in bytes, version (-1: nothing to check).
+Payload: TypeAlias = "tuple[torch.Tensor, int, int, int, int]"
 
 
 def adopt(value: object, stream_device: torch.device | None) -> torch.Tensor:
@@ -52,49 +47,50 @@ def adopt(value: object, stream_device: torch.device | None) -> torch.Tensor:
     )
 
 
-def rows_of(tensor: torch.Tensor, cell: Cell) -> Payload:
+def rows_of(tensor: torch.Tensor, width: int, row_bytes: int) -> Payload:
     """Give the tensor's rows as the wire can read them, copying only what it cannot.
 
     The last dimension is the row; the others are flattened in order. A tensor whose rows are
     contiguous and evenly spaced is read in place; any other is made contiguous, on the current
-    stream.
+    stream. So is an inference tensor, which has no count of in-place changes.
 
     Raises:
         UsageError: its last dimension is not the cell's width.
     """
     shape = tensor.shape
-    if not shape or shape[-1] != cell.width:
+    if len(shape) == 2 and shape[1] == width:
+        row_stride, element_stride = tensor.stride()
+        pitch = row_stride * (row_bytes // width)
+        spaced = (element_stride == 1 or width == 1) and (pitch >= row_bytes or shape[0] <= 1)
+        if spaced and not (tensor.is_inference() or tensor.is_neg() or tensor.is_conj()):
+            return tensor, tensor.data_ptr(), shape[0], max(pitch, row_bytes), tensor._version  # pyright: ignore[reportPrivateUsage]
+    return _any_rows(tensor, width, row_bytes)
+
+
+def _any_rows(tensor: torch.Tensor, width: int, row_bytes: int) -> Payload:
+    """Do the same for any shape and strides."""
+    if not tensor.shape or tensor.shape[-1] != width:
         raise UsageError(
             "tensor has the wrong width",
-            tap=cell.tap.name,
-            seen=f"shape {tuple(shape)}",
-            expected=f"last dimension {cell.width}",
+            seen=f"shape {tuple(tensor.shape)}",
+            expected=f"last dimension {width}",
         )
-    if tensor.is_inference():
-        flat = tensor.clone().view(-1, cell.width)  # no count of in-place changes: take the value now
-    elif len(shape) != 2:
+    rows = tensor.numel() // width
+    if tensor.dim() != 2 and not tensor.is_inference():
         try:
-            flat = tensor.view(-1, cell.width) if tensor.numel() else tensor.reshape(-1, cell.width)
-        except RuntimeError:  # no view of these strides: a copy, on the caller's stream
-            flat = tensor.reshape(-1, cell.width)
-    else:
-        flat = tensor
-    rows = flat.shape[0]
-    row_stride, element_stride = flat.stride()
-    pitch = row_stride * flat.element_size()
-    even = (element_stride == 1 or cell.width == 1) and (rows <= 1 or pitch >= cell.row_bytes)
-    if not even or tensor.is_conj() or tensor.is_neg():
-        flat = flat.resolve_conj().resolve_neg().contiguous()
-        pitch = cell.row_bytes
-    if rows <= 1:
-        pitch = cell.row_bytes
-    # A tensor made here is ours alone; one that shares the caller's storage shares its count too.
-    version = _UNCHECKED if flat.data_ptr() != tensor.data_ptr() else tensor._version  # pyright: ignore[reportPrivateUsage]
-    owner = tensor if version != _UNCHECKED else flat
-    return Payload(owner, flat.data_ptr(), rows, pitch, version)
+            view = tensor.detach().view(rows, width)
+        except RuntimeError:  # no view of these strides
+            view = None
+        if view is not None and view.stride(1) == 1:
+            _, address, rows, pitch, _ = rows_of(view, width, row_bytes)
+            if address == tensor.data_ptr():  # still the caller's bytes, and so the caller's count
+                return tensor, address, rows, pitch, tensor._version  # pyright: ignore[reportPrivateUsage]
+    copy = tensor.detach().reshape(rows, width).clone(memory_format=torch.contiguous_format)
+    copy = copy.resolve_conj().resolve_neg()
+    return copy, copy.data_ptr(), rows, row_bytes, _UNCHECKED
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """Give the CRC-32 of a tensor's bytes in row order. Copies to the host: for TAPCHANNEL_CHECK."""
+    """Give the CRC-32 of a tensor's bytes in row order; copies them to the host."""
     local = tensor.detach().contiguous().cpu()
     return zlib.crc32(ctypes.string_at(local.data_ptr(), local.nbytes)) if local.nbytes else 0

@@ -172,7 +172,14 @@ _RULES: Final[dict[str, _Rule]] = {
 }
 # Faults whose seen and expected are stamps, said in words.
 _STAMPS: Final = frozenset(
-    {"stamp_timeout", "announce_timeout", "overrun", "epoch_mismatch", "pass_over", "never_attached"}
+    {
+        "stamp_timeout",
+        "announce_timeout",
+        "overrun",
+        "epoch_mismatch",
+        "pass_over",
+        "never_attached",
+    }
 )
 _COUNTS: Final = frozenset({"step_not_growing", "bad_announce", "incomplete", "rows_differ"})
 _WAITS: Final = frozenset({"stamp_timeout", "announce_timeout", "never_attached", "credit_timeout"})
@@ -200,14 +207,19 @@ def error_from(verdict: _native.Verdict, scene: Scene, doing: str) -> TapChannel
         fields["reason"] = _printable(text) or None
     elif text:
         fields["detail"] = _printable(text)
-    return kind(f"{doing}: {what}", **{name: value for name, value in fields.items() if value is not None})
+    return kind(
+        f"{doing}: {what}", **{name: value for name, value in fields.items() if value is not None}
+    )
 
 
 def _compared(verdict: _native.Verdict) -> dict[str, object]:
     if verdict.fault in _STAMPS:
         return {"seen": describe(verdict.seen), "expected": describe(verdict.expected)}
     if verdict.fault == "credit_timeout" and verdict.expected:
-        return {"seen": f"credit up to {describe(verdict.seen)}", "expected": describe(verdict.expected)}
+        return {
+            "seen": f"credit up to {describe(verdict.seen)}",
+            "expected": describe(verdict.expected),
+        }
     if verdict.fault == "pass_mismatch":
         return {"seen": _pass(verdict.seen), "expected": _pass(verdict.expected)}
     if verdict.fault in _COUNTS:
@@ -236,7 +248,7 @@ def _by_case(verdict: _native.Verdict, scene: Scene) -> dict[str, object]:
     deeper = scene.depth + max(1, len(held))
     return {
         "cause": "; ".join(parts),
-        "next_step": f"drop the views (del, or lease.clone()) or make the mailbox with depth={deeper}"
+        "next_step": f"drop the views (del, or clone()), or make the mailbox with depth={deeper}"
         if held
         else "receive the microbatches in order, or make the mailbox deeper",
     }

@@ -113,8 +113,10 @@ def receive_frame(
         if magic != MAGIC or version != VERSION or kind not in kinds or length > MAX_BODY:
             raise ProtocolError(
                 "peer sent bytes that are no handshake frame due here",
-                seen=f"version {version}, kind {kind}, {length} B" if magic == MAGIC else "no frame",
-                expected=f"version {VERSION}, kind {', '.join(map(str, kinds))}, at most {MAX_BODY} B",
+                seen=f"version {version}, kind {kind}, {length} B"
+                if magic == MAGIC
+                else "no frame",
+                expected=f"version {VERSION}, kind in {tuple(kinds)}, at most {MAX_BODY} B",
                 cause="the peer is no tapchannel, or another version of it",
             )
         body = _receive_exactly(link, length, deadline, fds)

@@ -2,7 +2,7 @@
 
 Every tap is compared, bit for bit and in place, with what an unpipelined forward of the same
 weights gives. ``command`` holds the command; a reader who wants to see how a trainer uses the
-channel starts at ``stage`` (producers) and ``draft`` (the consumer).
+channel starts at ``producer`` and ``consumer``.
 """
 
 from .command import main

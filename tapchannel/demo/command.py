@@ -52,7 +52,7 @@ def _run(settings: Settings, placement: Placement) -> Outcome:
             outcome.add(message)
             progress.show(message)
     outcome.seconds = time.monotonic() - begun
-    console.print(f"\n{report.lane_table(outcome.lanes)}\n\n{report.summary(outcome)}")
+    console.print(f"\n{report.lane_table(outcome)}\n\n{report.summary(outcome)}")
     if settings.plot is not None:
         plot.draw(outcome.events, settings, settings.plot)
         console.print(f"timeline:   {settings.plot}")

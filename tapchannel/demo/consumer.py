@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 
 from ..mailbox import Mailbox
+from ..telemetry import read_events
 from .check import Difference, UnpipelinedPolicy, flat_weights, problem_of
 from .draft import DraftTrainer
 from .messages import MicrobatchDone, PassDone
@@ -24,6 +26,7 @@ class DraftStage:
     def __init__(self, settings: Settings, device: torch.device, store: Store) -> None:
         self._microbatches = settings.microbatches
         self._last = settings.stages - 1
+        self._keep_events = settings.plot is not None
         self._device = device
         self._policy = UnpipelinedPolicy(settings.stages, device)
         self._trainer = DraftTrainer(settings.stages, device)
@@ -54,17 +57,23 @@ class DraftStage:
         self._expected = [self._policy.taps(share.inputs.to(self._device)) for share in shares]
         self._step = step
         self._checked = 0
+        self._tap_wait_seconds = 0.0
         self._losses: list[float] = []
         self._differences: list[Difference] = []
 
-    def open_pass(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def open_pass(self) -> Generator[None, None, None]:
         """Open the prepared pass on the mailbox."""
-        self._opened = time.monotonic()
-        return self.mailbox.open_pass(self._step, self._microbatches)
+        with self.mailbox.open_pass(self._step, self._microbatches):
+            opened = time.perf_counter()
+            yield
+            self._seconds = time.perf_counter() - opened
 
     def consume(self, microbatch: int) -> MicrobatchDone:
         """Wait for the taps of one microbatch, check them, train the draft on them."""
+        began = time.perf_counter()
         with self.mailbox.recv(microbatch) as taps:
+            self._tap_wait_seconds += time.perf_counter() - began
             for tap, expected in self._expected[microbatch].items():
                 self._compare(microbatch, tap, taps[tap], expected)
             loss = self._trainer.train(
@@ -88,5 +97,8 @@ class DraftStage:
             loss=sum(self._losses) / len(self._losses),
             taps_checked=self._checked,
             differences=[str(difference) for difference in self._differences],
-            seconds=time.monotonic() - self._opened,
+            seconds=self._seconds,
+            tap_wait_seconds=self._tap_wait_seconds,
+            # Read after every pass: the recorders' rings hold a few passes, not all.
+            events=read_events(self.mailbox) if self._keep_events else [],
         )

@@ -6,7 +6,8 @@ import ctypes
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -33,22 +34,20 @@ class Stages:
     """One spawned process a stage. Leaving the ``with`` block ends those that still run."""
 
     def __init__(self, settings: Settings, placement: Placement) -> None:
-        self._store, port = rendezvous.host()
+        self._settings = settings
+        self._placement = placement
+        self._store, self._port = rendezvous.host()
         self._processes: list[BaseProcess] = []
         self._links: list[Connection] = []
-        spawn = multiprocessing.get_context("spawn")
-        for stage in range(settings.stages):
-            ours, theirs = spawn.Pipe(duplex=False)
-            assignment = Assignment(stage, settings, placement, port)
-            process = spawn.Process(
-                target=_become, args=(assignment, theirs), name=f"stage {stage}", daemon=True
-            )
-            process.start()
-            theirs.close()  # so that the stage's death reads as end of file here
-            self._processes.append(process)
-            self._links.append(ours)
 
     def __enter__(self) -> Stages:
+        try:
+            with _ctrl_c_held():
+                for stage in range(self._settings.stages):
+                    self._start(stage)
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(
@@ -57,6 +56,21 @@ class Stages:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._end()
+
+    def _start(self, stage: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        ours, theirs = spawn.Pipe(duplex=False)
+        assignment = Assignment(stage, self._settings, self._placement, self._port)
+        process = spawn.Process(
+            target=_become, args=(assignment, theirs), name=f"stage {stage}", daemon=True
+        )
+        process.start()
+        theirs.close()  # so that the stage's death reads as end of file here
+        self._processes.append(process)
+        self._links.append(ours)
+
+    def _end(self) -> None:
         for process in self._processes:
             process.terminate()
         for process in self._processes:
@@ -77,7 +91,7 @@ class Stages:
             news = [self._read(stage) for stage, link in listening.items() if link in ready]
             failures = [message for message in news if isinstance(message, StageFailed)]
             if failures:
-                # One failure makes others; the earliest is the cause. A silent death has time 0.
+                # One failure makes others, and the earliest is the cause.
                 raise DemoFailed(min(failures, key=lambda failure: failure.at_ns))
             for message in news:
                 if isinstance(message, StageDone):
@@ -97,7 +111,17 @@ class Stages:
 
     def _death(self, stage: int) -> StageFailed:
         process = self._processes[stage]
-        return StageFailed(stage, process.pid or 0, "ProcessDied", _ending(process.exitcode))
+        return StageFailed(stage, process.pid or 0, "ProcessDied", _ending(process.exitcode), 0)
+
+
+@contextmanager
+def _ctrl_c_held() -> Generator[None, None, None]:
+    """Hold Ctrl-C back; processes started meanwhile never see it: their parent handles it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _ending(exit_code: int | None) -> str:
@@ -110,7 +134,6 @@ def _ending(exit_code: int | None) -> str:
 
 def _become(assignment: Assignment, link: Connection) -> None:
     """Turn a spawned process into a stage."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     # The kernel ends this process with its parent, even while gloo holds the main thread.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()

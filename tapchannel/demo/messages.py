@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from ..telemetry import Event
 from .settings import Placement, Settings
@@ -44,6 +43,23 @@ class PassDone:
     taps_checked: int
     differences: list[str]
     seconds: float
+    tap_wait_seconds: float  # the host's time inside `recv`
+    events: list[Event]  # of every lane, if the user wants the timeline
+
+
+@dataclass(frozen=True)
+class LaneReport:
+    """What a producer says of its lane once all is over."""
+
+    lane: int
+    stage: int
+    taps: list[str]
+    transport: str
+    bytes: int
+    pushes: int
+    push_seconds: float  # the host's time inside `push`, all pushes together
+    queued: int  # pushes that found no credit
+    credit_wait_seconds: float  # what those waited, all together
 
 
 @dataclass(frozen=True)
@@ -51,8 +67,7 @@ class StageDone:
     """A stage has closed everything; its process ends."""
 
     stage: int
-    lanes: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    events: list[Event] = field(default_factory=list[Event])
+    lane: LaneReport
 
 
 @dataclass(frozen=True)
@@ -63,7 +78,7 @@ class StageFailed:
     pid: int
     kind: str
     text: str
-    at_ns: int = 0
+    at_ns: int  # CLOCK_MONOTONIC; 0 for a death without a word, which causes errors elsewhere
 
 
 Message = StageReady | MicrobatchDone | PassDone | StageDone | StageFailed

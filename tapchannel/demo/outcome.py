@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..telemetry import Event
-from .messages import Message, PassDone, StageDone
+from .messages import LaneReport, Message, PassDone, StageDone
 from .policy import sources
 from .settings import Settings
 
@@ -17,17 +16,18 @@ class Outcome:
 
     settings: Settings
     passes: list[PassDone] = field(default_factory=list[PassDone])
-    lanes: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    events: list[Event] = field(default_factory=list[Event])
+    lanes: list[LaneReport] = field(default_factory=list[LaneReport])
+    events: set[Event] = field(default_factory=set[Event])
     seconds: float = 0.0
 
     def add(self, message: Message) -> None:
         """Take one report in."""
         if isinstance(message, PassDone):
             self.passes.append(message)
+            self.events.update(message.events)
         elif isinstance(message, StageDone):
-            self.lanes += message.lanes
-            self.events += message.events
+            self.lanes.append(message.lane)
+            self.lanes.sort(key=lambda lane: lane.lane)
 
     @property
     def taps_due(self) -> int:
@@ -39,6 +39,16 @@ class Outcome:
     def taps_checked(self) -> int:
         """Count the taps that were compared with the unpipelined forward."""
         return sum(done.taps_checked for done in self.passes)
+
+    @property
+    def pass_seconds(self) -> float:
+        """Add up the time that passes were open."""
+        return sum(done.seconds for done in self.passes)
+
+    @property
+    def tap_wait_seconds(self) -> float:
+        """Add up the time that the draft stage's host waited for taps."""
+        return sum(done.tap_wait_seconds for done in self.passes)
 
     @property
     def differences(self) -> list[str]:

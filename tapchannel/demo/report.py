@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
@@ -10,11 +11,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from .messages import Message, MicrobatchDone, PassDone, StageReady
 from .outcome import Outcome
-from .policy import taps_of
 from .settings import Placement, Settings
 
 _DIFFERENCES_SHOWN = 5
-_TABLE_HEAD = ("lane", "stage", "taps", "transport", "MiB", "GB/s", "mean wait", "longest wait")
+_TABLE_HEAD = ("lane", "stage", "taps", "transport", "MiB", "GB/s", "push", "queued", "wait")
+_TABLE_NOTE = (
+    "GB/s: mean over the passes. push: host time of one. queued: pushes that found no credit; "
+    "wait: for it, each."
+)
 
 
 class ProgressReport:
@@ -80,26 +84,26 @@ def heading(settings: Settings, placement: Placement) -> str:
     )
 
 
-def lane_table(lanes: list[dict[str, Any]]) -> str:
-    """Lay out one line a lane: what it carried, how fast, how long the draft stage waited."""
+def lane_table(outcome: Outcome) -> str:
+    """Lay out one line a lane: what it carried, how fast, and what that cost its producer."""
     rows: list[tuple[str, ...]] = [_TABLE_HEAD]
-    for lane in lanes:
-        stage: int = lane["rank"]
+    for lane in outcome.lanes:
         rows.append(
             (
-                str(lane["lane"]),
-                str(stage),
-                ", ".join(taps_of(stage)),
-                lane["transport"],
-                f"{lane['bytes'] / 2**20:.1f}",
-                f"{lane['gb_per_s']:.2f}",
-                f"{lane['wait_mean_s'] * 1e3:.1f} ms",
-                f"{lane['wait_max_s'] * 1e3:.1f} ms",
+                str(lane.lane),
+                str(lane.stage),
+                ", ".join(lane.taps),
+                lane.transport,
+                f"{lane.bytes / 2**20:.1f}",
+                f"{lane.bytes / outcome.pass_seconds / 1e9:.3g}",
+                f"{lane.push_seconds / lane.pushes * 1e6:.0f} µs",
+                f"{lane.queued} of {lane.pushes}",
+                f"{lane.credit_wait_seconds / max(1, lane.queued) * 1e3:.1f} ms",
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    lines = ["  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in [*lines, _TABLE_NOTE])
 
 
 def summary(outcome: Outcome) -> str:
@@ -112,6 +116,10 @@ def summary(outcome: Outcome) -> str:
     lines.append(
         f"taps:       {equal} of {outcome.taps_due} equal, bit for bit, to an unpipelined "
         "forward of the same weights"
+    )
+    waited = outcome.tap_wait_seconds * 1e3
+    lines.append(
+        f"draft:      waited {waited:.1f} ms for taps in {outcome.pass_seconds:.1f} s of passes"
     )
     first, last = outcome.passes[0], outcome.passes[-1]
     lines.append(
@@ -137,6 +145,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "differences": outcome.differences,
         "draft_loss": [done.loss for done in outcome.passes],
         "pass_seconds": [done.seconds for done in outcome.passes],
-        "lanes": outcome.lanes,
+        "lanes": [asdict(lane) for lane in outcome.lanes],
+        "tap_wait_seconds": outcome.tap_wait_seconds,
         "seconds": outcome.seconds,
     }

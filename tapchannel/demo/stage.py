@@ -4,49 +4,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import Schedule1F1B
 from torch.nn import functional
 
 from ..errors import TapChannelError
-from ..outbox import Outbox
-from ..telemetry import Event, read_events
 from . import rendezvous, text
 from .check import flat_weights
 from .consumer import DraftStage
 from .messages import Assignment, StageDone, StageFailed, StageReady
-from .policy import SEQUENCES, TOKENS, Stage, tap_plan, taps_of
+from .policy import SEQUENCES, TOKENS, Stage
+from .producer import Producer, TapStage
 
 LEARNING_RATE = 2e-3
-
-
-class TapStage(PipelineStage):
-    """A pipeline stage that knows, while its module runs, which microbatch is inside.
-
-    torch also runs the module once before the first pass to learn its shapes; that run does not
-    come through here, so ``microbatch`` is ``None`` then and the hooks push nothing.
-    """
-
-    microbatch: int | None = None
-    on_forward: Callable[[int], None] | None = None
-
-    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Run one microbatch, then hand its number to ``on_forward``."""
-        self.microbatch = fwd_chunk_id
-        try:
-            output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-        finally:
-            self.microbatch = None
-        if self.on_forward is not None:
-            self.on_forward(fwd_chunk_id)
-        return output
 
 
 class StageRun:
@@ -64,13 +38,8 @@ class StageRun:
         self._pipeline = TapStage(self._module, self._index, settings.stages, boundary)
         self._schedule = Schedule1F1B(self._pipeline, settings.microbatches, loss_fn=_policy_loss)
         self._boundary = boundary
-        self._events: set[Event] = set()
         self._draft = self._start_draft(device, store)
-        self._outbox = Outbox(
-            tap_plan(settings.stages), self._index, store=store, name="demo", device=str(device)
-        )
-        for tap, module in zip(taps_of(self._index), self._module.tapped(), strict=True):
-            module.register_forward_hook(self._push(tap))
+        self._producer = Producer(self._pipeline, self._module, settings.stages, store)
 
     def _start_draft(self, device: torch.device, store: rendezvous.Store) -> DraftStage | None:
         if self._index != self._settings.stages - 1:
@@ -78,14 +47,6 @@ class StageRun:
         draft = DraftStage(self._settings, device, store)
         self._pipeline.on_forward = lambda mb: self._link.send(draft.consume(mb))
         return draft
-
-    def _push(self, tap: str) -> Callable[[nn.Module, object, torch.Tensor], None]:
-        def hook(_module: nn.Module, _inputs: object, output: torch.Tensor) -> None:
-            if self._pipeline.microbatch is not None:
-                rows = output.detach().flatten(0, 1)
-                self._outbox.push(self._pipeline.microbatch, tap, rows)
-
-        return hook
 
     def run(self) -> StageDone:
         """Run every pass, close both ends, and return what this stage has to report."""
@@ -95,12 +56,10 @@ class StageRun:
         for step in range(1, self._settings.passes + 1):
             self._run_pass(step)
         _meet()  # nobody leaves while another still pushes
-        self._outbox.close()
-        if self._draft is None:
-            return StageDone(self._index, events=list(self._events))
-        lanes = self._draft.mailbox.info()["lanes"]
-        self._draft.mailbox.close()
-        return StageDone(self._index, lanes, list(self._events))
+        lane = self._producer.close()
+        if self._draft is not None:
+            self._draft.mailbox.close()
+        return StageDone(self._index, lane)
 
     def _run_pass(self, step: int) -> None:
         batch = text.draw(self._text, step, self._settings.microbatches * SEQUENCES, TOKENS)
@@ -113,12 +72,10 @@ class StageRun:
         with ExitStack() as passes:
             if self._draft is not None:
                 passes.enter_context(self._draft.open_pass())
-            passes.enter_context(self._outbox.open_pass(step, self._settings.microbatches))
+            passes.enter_context(self._producer.open_pass(step, self._settings.microbatches))
             self._train(batch)
         if self._draft is not None:
             self._link.send(self._draft.report())
-        if self._settings.plot is not None:
-            self._keep_events()
 
     def _train(self, batch: text.Batch) -> None:
         self._optimizer.zero_grad()
@@ -129,12 +86,6 @@ class StageRun:
         else:
             self._schedule.step()
         self._optimizer.step()
-
-    def _keep_events(self) -> None:
-        """Read the flight recorders now: their rings hold a few passes, not all."""
-        self._events.update(read_events(self._outbox))
-        if self._draft is not None:
-            self._events.update(read_events(self._draft.mailbox))
 
 
 def run_stage(assignment: Assignment, link: Connection) -> None:

@@ -2,8 +2,10 @@
 
 1. A stamp never becomes visible before the payload that it covers (I1).
 2. What one lane puts and stamps becomes visible in the order of its pushes.
-3. A put costs the caller's stream an event record and nothing else (I5), and never waits for credit.
-4. A source is read only after what the caller's stream held at push time has been performed (step 4),
+3. A put costs the caller's stream an event record and nothing else (I5), and never waits for
+credit. 4. A source is read only after what the caller's stream held at push time has been
+performed (step
+4),
    and is kept alive until it has been read.
 5. After `close` returned cleanly no byte of this lane is in flight any more.
 
@@ -48,12 +50,14 @@ class Transport(Protocol):
         """Say why this transport cannot serve a mailbox on ``device``; None if it can."""
         ...
 
-    def reserve(self, device: Device, label: str, size: int, memory: str, arithmetic: str) -> Reservation:
+    def reserve(
+        self, device: Device, label: str, size: int, memory: str, arithmetic: str
+    ) -> Reservation:
         """Reserve the arena (consumer)."""
         ...
 
     def export(self, reservation: Reservation) -> Export:
-        """Give what one peer needs to map the arena (consumer); the descriptors are the caller's."""
+        """Give what a peer needs to map the arena (consumer); its descriptors are the caller's."""
         ...
 
     def adopt(self, offer: Offer, fds: Sequence[int], device: Device) -> _native.Arena:

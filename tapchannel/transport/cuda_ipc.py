@@ -33,7 +33,9 @@ class CudaIpc:
             return f"{device} has no 64-bit stream memory operations"
         return None
 
-    def reserve(self, device: Device, label: str, size: int, memory: str, arithmetic: str) -> Reservation:
+    def reserve(
+        self, device: Device, label: str, size: int, memory: str, arithmetic: str
+    ) -> Reservation:
         """Reserve a dedicated, exportable allocation."""
         return reserve_device(device, size, memory, arithmetic)
 

@@ -20,9 +20,13 @@ class Shm:
 
     def refusal(self, device: Device) -> str | None:
         """Refuse GPUs: their memory is not this host's."""
-        return f"the mailbox is on {device}, shm reaches host memory only" if device.on_gpu else None
+        return (
+            f"the mailbox is on {device}, shm reaches host memory only" if device.on_gpu else None
+        )
 
-    def reserve(self, device: Device, label: str, size: int, memory: str, arithmetic: str) -> Reservation:
+    def reserve(
+        self, device: Device, label: str, size: int, memory: str, arithmetic: str
+    ) -> Reservation:
         """Reserve a sealed memfd."""
         return reserve_host(label, size, arithmetic)
 
@@ -37,7 +41,9 @@ class Shm:
                 os.close(fd)
             raise TransportUnavailable(
                 "offer cannot be mapped",
-                refused={"shm": f"{offer.memory} memory with {len(fds)} descriptors came, not one memfd"},
+                refused={
+                    "shm": f"{offer.memory} memory with {len(fds)} descriptors came, not one memfd"
+                },
             )
         try:
             return _native.Arena.adopt_host(fds[0], offer.arena_bytes)

@@ -1,0 +1,119 @@
+// The lanes as the consumer sees them: attach, fence, watch.
+#include <poll.h>
+#include <sys/socket.h>
+
+#include "mailbox.hpp"
+
+namespace tapchannel {
+
+namespace {
+bool readable(int fd, short what) {
+  pollfd one{fd, what, 0};
+  return fd >= 0 && poll(&one, 1, 0) == 1;
+}
+
+bool ended(int socket) {
+  char byte;
+  ssize_t got = ::recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+}
+}  // namespace
+
+void MailboxCore::store_lane_words(Lane& lane) {
+  auto& words = lane.block.consumer();
+  bool barred = open_ && lane.barred_pass == pass();
+  words.epoch.value.store(epoch_, std::memory_order_release);
+  if (barred) {
+    write_text(words.reason, "the lane restarted in the middle of the pass");
+    words.aborted.value.store(make_stamp(epoch_, step_, 0), std::memory_order_release);
+  }
+  words.credit.value.store(open_ && !barred ? make_stamp(epoch_, step_, granted_) : 0,
+                           std::memory_order_release);
+  words.open_pass.value.store(open_ ? make_stamp(epoch_, step_, microbatches_) : 0,
+                              std::memory_order_release);
+  ring(words.bell);
+}
+
+MailboxCore::Admission MailboxCore::may_attach(size_t index) {
+  std::lock_guard lock(mutex_);
+  if (closed_) return Admission::closed;
+  Lane& lane = lanes_.at(index);
+  watch_lane(lane);
+  if (lane.attached) return Admission::taken;
+  if (!lane.ever || lane.clean || lane.same_process) return Admission::free;
+  // The dead process's copies may still land. Its pidfd turns readable only after its files, the
+  // GPU's among them, are closed.
+  if (lane.pidfd < 0) return Admission::not_fenced;
+  pollfd gone{lane.pidfd, POLLIN, 0};
+  return poll(&gone, 1, 0) == 1 ? Admission::free : Admission::not_fenced;
+}
+
+MailboxCore::Admission MailboxCore::attach(size_t index, int socket, int pidfd, bool same_process) {
+  Admission admission = may_attach(index);
+  if (admission != Admission::free) return admission;
+  std::lock_guard lock(mutex_);
+  Lane& lane = lanes_[index];
+  auto& words = lane.block.producer();
+  words.open_pass.value.store(
+      0, std::memory_order_release);  // fenced: nobody else writes these words now
+  for (auto& aborted : words.aborted) aborted.value.store(0, std::memory_order_release);
+  words.state.value.store(static_cast<uint64_t>(LaneState::empty), std::memory_order_release);
+  if (open_ && lane.ever && lane.attached_in_pass == pass()) lane.barred_pass = pass();
+  if (open_) lane.attached_in_pass = pass();
+  if (lane.pidfd >= 0) ::close(lane.pidfd);
+  lane.socket = socket;
+  lane.pidfd = pidfd;
+  lane.attached = lane.ever = true;
+  lane.lost = lane.clean = false;
+  lane.same_process = same_process;
+  ++lane.attaches;
+  ForkGuard::close_in_child(socket);
+  store_lane_words(lane);
+  record(lane.block.consumer_ring(), Step::attach, 0, 0, 0);
+  ring(bell_);
+  return Admission::free;
+}
+
+void MailboxCore::revoke(size_t index) {
+  std::lock_guard lock(mutex_);
+  Lane& lane = lanes_.at(index);
+  if (!lane.attached) return;
+  lane.attached = false;
+  lane.lost = true;
+  ForkGuard::forget(lane.socket);
+  ::close(lane.socket);
+  lane.socket = -1;
+  record(lane.block.consumer_ring(), Step::lost, 0, 0, 0);
+}
+
+LaneStatus MailboxCore::lane_status(size_t index) {
+  std::lock_guard lock(mutex_);
+  Lane& lane = lanes_.at(index);
+  if (!closed_) watch_lane(lane);
+  uint64_t beat = lane.block.producer().heartbeat.value.load(std::memory_order_acquire);
+  return {lane.attached,
+          lane.lost,
+          lane.ever,
+          beat != 0,
+          beat == 0 ? -1 : static_cast<double>(now_ns() - beat) / 1e9,
+          lane.attaches,
+          lane.counters};
+}
+
+void MailboxCore::watch_lane(Lane& lane) {
+  if (!lane.attached) return;
+  bool closed = lane.block.producer().state.value.load(std::memory_order_acquire) ==
+                static_cast<uint64_t>(LaneState::closed);
+  if (!closed && !ended(lane.socket) && !readable(lane.pidfd, POLLIN)) return;
+  lane.attached = false;
+  // Looked at again: an orderly close stores its state before it closes the socket.
+  lane.clean = lane.block.producer().state.value.load(std::memory_order_acquire) ==
+               static_cast<uint64_t>(LaneState::closed);
+  lane.lost = !lane.clean;
+  ForkGuard::forget(lane.socket);
+  ::close(lane.socket);
+  lane.socket = -1;
+  record(lane.block.consumer_ring(), lane.lost ? Step::lost : Step::close, 0, 0, 0);
+}
+
+}  // namespace tapchannel

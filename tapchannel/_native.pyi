@@ -1,0 +1,231 @@
+"""
+Native core of tapchannel: control block, lanes, mailbox, CUDA driver loaded at run time.
+"""
+
+
+
+def layout() -> dict[str, int]:
+    """Offsets and constants of the control block, for the check at import."""
+
+def step_names() -> list[str]:
+    """Names of the flight recorder's steps, by number."""
+
+def close_in_child(fd: int) -> None:
+    """A forked child closes this descriptor at once."""
+
+def keep_in_child(fd: int) -> None: ...
+
+class Holder:
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def microbatch(self) -> int: ...
+
+    @property
+    def slot(self) -> int: ...
+
+    @property
+    def leased(self) -> bool: ...
+
+class Verdict:
+    @property
+    def fault(self) -> str: ...
+
+    @property
+    def lane(self) -> int: ...
+
+    @property
+    def cell(self) -> int: ...
+
+    @property
+    def slot(self) -> int: ...
+
+    @property
+    def key(self) -> int: ...
+
+    @property
+    def seen(self) -> int: ...
+
+    @property
+    def expected(self) -> int: ...
+
+    @property
+    def waited(self) -> float: ...
+
+    @property
+    def limit(self) -> float: ...
+
+    @property
+    def silent(self) -> float: ...
+
+    @property
+    def reason(self) -> bytes: ...
+
+    @property
+    def holders(self) -> list[Holder]: ...
+
+class Arena:
+    """Memory that holds the slots."""
+
+    @staticmethod
+    def create_host(name: str, bytes: int) -> Arena:
+        """Makes a sealed memfd of this size and commits its pages."""
+
+    @staticmethod
+    def adopt_host(fd: int, bytes: int) -> Arena:
+        """
+        Maps a received memfd after checking its size and seals; takes the descriptor over.
+        """
+
+    @staticmethod
+    def create_vmm(ordinal: int, bytes: int) -> Arena:
+        """Allocates device memory that is exported as a file descriptor."""
+
+    @staticmethod
+    def create_ipc(ordinal: int, bytes: int) -> Arena:
+        """Allocates device memory that is exported as a classic CUDA IPC handle."""
+
+    @staticmethod
+    def import_vmm(ordinal: int, fd: int, bytes: int) -> Arena:
+        """
+        Maps a peer's device memory for a device of this process; the descriptor stays the caller's.
+        """
+
+    @staticmethod
+    def import_ipc(ordinal: int, handle: bytes, bytes: int) -> Arena:
+        """Opens a peer's classic CUDA IPC handle."""
+
+    def write_probe(self, offset: int, pattern: bytes) -> None:
+        """
+        Writes bytes and waits until they are performed; for the attach self-test.
+        """
+
+    def read_probe(self, offset: int, bytes: int) -> bytes:
+        """Reads bytes back; for the attach self-test."""
+
+    def share(self) -> Arena:
+        """
+        A second reference to the same memory, for an outbox of the same process.
+        """
+
+    def export_fd(self) -> int:
+        """A new descriptor of the memory, the caller's to close."""
+
+    def export_handle(self) -> bytes: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+class ControlBlock:
+    """The shared words of one lane."""
+
+    @staticmethod
+    def create(name: str, lane: int, depth: int, cells: int, mailbox_id: bytes) -> ControlBlock: ...
+
+    @staticmethod
+    def adopt(fd: int, lane: int, depth: int, cells: int, mailbox_id: bytes) -> ControlBlock:
+        """
+        Maps a received block after checking its size, seals and header; takes the descriptor over.
+        """
+
+    def export_fd(self) -> int: ...
+
+    def events(self, producer: bool) -> list[tuple[int, ...]]:
+        """
+        The flight recorder of one side: (number, time_ns, key, bytes, step, cell), oldest first.
+        """
+
+class Mailbox:
+    """The consumer's core."""
+
+    def __init__(self, arena: Arena, blocks: list[ControlBlock], cells: list[list[tuple[int, ...]]], depth: int, slot_bytes: int, fill_released: bool) -> None: ...
+
+    def open_pass(self, step: int, microbatches: int) -> Verdict | None: ...
+
+    def close_pass(self) -> Verdict | None: ...
+
+    def abort(self, reason: str) -> None: ...
+
+    def reset(self) -> Verdict | None: ...
+
+    def close(self) -> None: ...
+
+    def recv(self, microbatch: int, mode: int, stream: int, timeout: float, rows: int) -> tuple[Verdict | None, int, object]:
+        """
+        (verdict or None, lease, DLPack capsule of the slot); mode 0 try, 1 host, 2 stream.
+        """
+
+    def check(self) -> Verdict | None: ...
+
+    def check_lease(self, lease: int) -> Verdict | None: ...
+
+    def settle(self, lease: int, timeout: float) -> Verdict | None: ...
+
+    def announce(self, lane: int, cell: int, microbatch: int, step: int) -> tuple[int, int, tuple[int, ...], bool, int | None] | None:
+        """
+        (rows, row_begin, shape, dropped, checksum or None), or None while nothing is announced.
+        """
+
+    def record_stream(self, lease: int, stream: int) -> bool: ...
+
+    def holders(self) -> list[Holder]: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    def may_attach(self, lane: int) -> int:
+        """0 free, 1 taken, 2 not fenced yet, 3 closed."""
+
+    def attach(self, lane: int, socket: int, pidfd: int, same_process: bool) -> int:
+        """Takes both descriptors over when it returns 0."""
+
+    def revoke(self, lane: int) -> None: ...
+
+    def lane_status(self, lane: int) -> dict[str, bool | int | float | None]: ...
+
+    def block_fd(self, lane: int) -> int: ...
+
+    def events(self, lane: int, producer: bool) -> list[tuple[int, ...]]: ...
+
+class Outbox:
+    """The producer's core: one lane."""
+
+    def __init__(self, arena: Arena, block: ControlBlock, cells: list[tuple[int, ...]], slot_bytes: int, drop_newest: bool, queue_limit: int, timeout: float, socket: int) -> None:
+        """Takes the block and the socket's descriptor over."""
+
+    def open_pass(self, step: int, microbatches: int) -> Verdict | None: ...
+
+    def close_pass(self) -> Verdict | None: ...
+
+    def push(self, microbatch: int, cell: int, data: int, rows: int, pitch: int, row_begin: int, stream: int, shape: tuple[int, ...], owner: object, version: int, checksum: int | None) -> Verdict | None:
+        """None, or the verdict of a push that did not happen."""
+
+    def flush(self, timeout: float) -> Verdict | None: ...
+
+    def abort(self, reason: str) -> None: ...
+
+    def close(self) -> None: ...
+
+    def check(self) -> Verdict | None: ...
+
+    def counters(self) -> dict[str, int | float]: ...
+
+    def events(self, producer: bool) -> list[tuple[int, ...]]: ...
+
+def cuda_status() -> dict[str, object]:
+    """
+    Say whether the CUDA driver is usable, and why not: available, refusal, driver_version.
+    """
+
+def device_count() -> int:
+    """Count the CUDA devices that this process sees; 0 without a driver."""
+
+def device_info(ordinal: int) -> dict[str, object]:
+    """Describe one CUDA device without making a context on it."""
+
+def can_access_peer(ordinal: int, peer_ordinal: int) -> bool:
+    """Say whether one device can map the other's memory."""

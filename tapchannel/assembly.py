@@ -1,0 +1,78 @@
+"""Putting a mailbox together: transport, arena, control blocks, core."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from . import _native
+from .descriptor import ID_BYTES
+from .memory import Device, Reservation, arena_bytes, keep_local
+from .plan import Lane, TapPlan
+from .settings import cell_geometry
+from .transport.base import Choice
+from .transport.select import choose
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a mailbox was asked to be."""
+
+    name: str
+    plan: TapPlan
+    lanes: Sequence[Lane]
+    depth: int
+    device: Device
+    transport: str
+    memory: str
+    fill_released: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """The local handles of a mailbox."""
+
+    mailbox_id: bytes
+    core: _native.Mailbox
+    choice: Choice
+    reservation: Reservation
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Every transport and kind of memory that was passed over, with the reason."""
+        return {**self.choice.refused, **self.reservation.refused}
+
+
+def assemble(wanted: Wanted) -> Assembled:
+    """Reserve the slots and make the core; the plan's sizes are said before they are reserved.
+
+    Raises:
+        ConfigError: the slots do not fit; the text gives the arithmetic.
+        TransportUnavailable: no transport serves the device.
+    """
+    plan, depth, lanes = wanted.plan, wanted.depth, wanted.lanes
+    choice = choose(wanted.device, wanted.transport)
+    size = arena_bytes(plan, depth, len(lanes))
+    arithmetic = (
+        f"{depth} slots × {plan.slot_bytes} B + {len(lanes)} lanes × 4096 B = {size} B "
+        f"({size / 2**30:.3f} GiB)"
+    )
+    label = f"tapchannel:{wanted.name}"
+    reservation = choice.transport.reserve(
+        wanted.device, f"{label}:slots", size, wanted.memory, arithmetic
+    )
+    mailbox_id = secrets.token_bytes(ID_BYTES)
+    blocks = [
+        _native.ControlBlock.create(
+            f"{label}:lane{lane.index}", lane.index, depth, len(lane.cells), mailbox_id
+        )
+        for lane in lanes
+    ]
+    geometry = [cell_geometry(lane, plan.max_rows) for lane in lanes]
+    core = _native.Mailbox(
+        reservation.arena, blocks, geometry, depth, plan.slot_bytes, wanted.fill_released
+    )
+    if reservation.memory == "ipc":
+        keep_local(mailbox_id, reservation.arena)
+    return Assembled(mailbox_id, core, choice, reservation)

@@ -1,0 +1,226 @@
+"""The mailbox's side of one attach handshake (drawn in `service`)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from . import _native
+from .assembly import Assembled, Wanted
+from .descriptor import (
+    NONCE_BYTES,
+    PROBE_BYTES,
+    PROBE_STRIDE,
+    Challenge,
+    Hello,
+    Offer,
+    Refusal,
+    proof,
+    proven,
+)
+from .plan import Lane
+from .plan_check import mismatch_rows
+from .sockets import peer_pid, peer_pidfd
+from .wire import CHALLENGE, HELLO, LIVE, OFFER, READY, REFUSAL, Fields, receive_frame, send_frame
+
+_FREE, _TAKEN, _NOT_FENCED, _CLOSED = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who holds, or last held, a lane."""
+
+    pid: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What all handshakes of a mailbox share."""
+
+    made: Assembled
+    wanted: Wanted
+    drop_newest: bool
+    secret: bytes | None
+    peers: dict[int, Peer]
+    lane_locks: Sequence[threading.Lock]
+
+
+class Refused(Exception):
+    """The handshake ended without an attach; both sides know why."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(f"{refusal.what}: {refusal.reason}" if refusal.reason else refusal.what)
+
+
+class Handshake:
+    """One peer, from its first byte to "live" or a refusal.
+
+    Blocks:     until ``deadline`` (time.monotonic) at most.
+    On failure: the lane is as it was.
+    """
+
+    def __init__(self, desk: Desk, link: socket.socket, deadline: float) -> None:
+        self._desk = desk
+        self._core: _native.Mailbox = desk.made.core
+        self._link = link
+        self._deadline = deadline
+
+    def run(self) -> None:
+        """Attach the peer to its lane.
+
+        Raises:
+            Refused: it was told why not, or it told us.
+            ProtocolError, OSError: it does not speak the protocol, or went away.
+        """
+        desk = self._desk
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        challenge = Challenge(
+            desk.made.mailbox_id, nonce, desk.wanted.name, desk.secret is not None
+        )
+        send_frame(self._link, CHALLENGE, challenge.body())
+        hello = Hello.parse(self._receive(HELLO))
+        lane = self._judge(challenge, hello)
+        with desk.lane_locks[lane.index]:
+            self._admit(challenge, hello, lane)
+
+    def _judge(self, challenge: Challenge, hello: Hello) -> Lane:
+        """Check proof, name, plan and rank; nothing of ours has been shown yet."""
+        wanted, secret = self._desk.wanted, self._desk.secret
+        if secret is not None and not proven(
+            proof(secret, "outbox", challenge, hello.nonce, hello.rank), hello.proof
+        ):
+            raise self._refused(
+                "AttachError",
+                "job secret is missing or wrong",
+                "the mailbox was given a secret",
+                "give both sides the same secret=",
+            )
+        if hello.name != wanted.name:
+            raise self._refused(
+                "AttachError",
+                f"channel {hello.name!r} is not served here",
+                f"this is channel {wanted.name!r}",
+                "use the mailbox's name=",
+            )
+        rows = mismatch_rows(wanted.plan, wanted.lanes, hello)
+        if rows:
+            raise self._refused(
+                "PlanMismatchError",
+                "ranks disagree on the tap plan",
+                "",
+                "build the plan from one configuration on all ranks",
+                rows=rows,
+            )
+        return next(lane for lane in wanted.lanes if lane.rank == hello.rank)
+
+    def _admit(self, challenge: Challenge, hello: Hello, lane: Lane) -> None:
+        """Offer the lane, check the self-test, go live."""
+        self._check_admission(lane, self._core.may_attach(lane.index))
+        wanted = self._desk.wanted
+        probe_offset = wanted.plan.arena_bytes(wanted.depth) + lane.index * PROBE_STRIDE
+        probe = secrets.token_bytes(PROBE_BYTES)
+        self._offer(challenge, hello, lane, probe_offset, probe)
+        fields = self._receive(READY, REFUSAL)
+        if fields.kind == REFUSAL:
+            raise Refused(Refusal.parse(fields))
+        # A copy that was reported as done may still not have arrived: trust what is read back.
+        if self._desk.made.reservation.arena.read_probe(probe_offset, PROBE_BYTES) != probe:
+            raise self._refused(
+                "TransportUnavailable",
+                "self-test of the mapped memory failed",
+                "the bytes that the outbox wrote did not arrive",
+                "copies between these two GPUs are broken: run tapchannel doctor",
+            )
+        self._go_live(hello, lane)
+
+    def _go_live(self, hello: Hello, lane: Lane) -> None:
+        held, pidfd = os.dup(self._link.fileno()), peer_pidfd(self._link)
+        # The kernel's word for the pid: the peer's own may be of another PID namespace.
+        here = peer_pid(self._link) == os.getpid()
+        admission = self._core.attach(lane.index, held, pidfd, here)
+        if admission != _FREE:
+            for fd in (held, pidfd):
+                if fd >= 0:
+                    os.close(fd)
+        self._check_admission(lane, admission)
+        self._desk.peers[lane.index] = Peer(hello.pid, hello.host)
+        try:
+            send_frame(self._link, LIVE, {})
+        except OSError:
+            self._core.revoke(lane.index)
+            raise
+
+    def _offer(
+        self, challenge: Challenge, hello: Hello, lane: Lane, probe_offset: int, probe: bytes
+    ) -> None:
+        desk, reservation = self._desk, self._desk.made.reservation
+        secret = desk.secret
+        export = desk.made.choice.transport.export(reservation)
+        block_fd = self._core.block_fd(lane.index)
+        offer = Offer(
+            lane=lane.index,
+            shards=tuple(cell.shard for cell in lane.cells),
+            depth=desk.wanted.depth,
+            slot_bytes=desk.wanted.plan.slot_bytes,
+            arena_bytes=reservation.bytes,
+            memory=reservation.memory,
+            device_uuid=export.device_uuid,
+            handle=export.handle,
+            drop_newest=desk.drop_newest,
+            pid=os.getpid(),
+            host=socket.gethostname()[:255],
+            probe_offset=probe_offset,
+            probe=probe,
+            proof=proof(secret, "mailbox", challenge, hello.nonce, hello.rank) if secret else None,
+        )
+        try:
+            send_frame(self._link, OFFER, offer.body(), (block_fd, *export.fds))
+        finally:
+            for fd in (block_fd, *export.fds):
+                os.close(fd)
+
+    def _check_admission(self, lane: Lane, admission: int) -> None:
+        peer = self._desk.peers.get(lane.index)
+        holder = f"pid {peer.pid} on host {peer.host}" if peer else "a peer"
+        if admission == _TAKEN:
+            raise self._refused(
+                "UsageError",
+                f"lane of rank {lane.rank} has an outbox already",
+                f"it is held by {holder}",
+                "close that outbox first",
+            )
+        if admission == _NOT_FENCED:
+            raise self._refused(
+                "AttachError",
+                f"lane of rank {lane.rank} is not fenced yet",
+                f"copies of {holder} may still be in flight",
+                "try again",
+                again=True,
+            )
+        if admission == _CLOSED:
+            raise self._refused("ChannelClosed", "mailbox is closed", "", "attach to its next life")
+
+    def _receive(self, *kinds: int) -> Fields:
+        fields, fds = receive_frame(self._link, self._deadline, kinds)
+        for fd in fds:
+            os.close(fd)
+        return fields
+
+    def _refused(
+        self,
+        error: str,
+        what: str,
+        reason: str,
+        next_step: str,
+        *,
+        again: bool = False,
+        rows: tuple[dict[str, object], ...] = (),
+    ) -> Refused:
+        refusal = Refusal(error, what, reason, next_step, again, rows)
+        send_frame(self._link, REFUSAL, refusal.body())
+        return Refused(refusal)

@@ -1,0 +1,87 @@
+"""Unix sockets: listening without leaving files behind, and what the kernel says of a peer."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import stat
+import struct
+from pathlib import Path
+from typing import Final
+
+from .errors import ConfigError
+
+_SO_PEERPIDFD: Final = 77
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+def fresh_address() -> str:
+    """Give an abstract address: it is gone with its last socket, SIGKILL included."""
+    return f"unix://@tapchannel-{secrets.token_hex(12)}"
+
+
+def native_address(address: str) -> str:
+    """Give what bind and connect take for a ``unix://`` address."""
+    path = address.removeprefix("unix://")
+    return "\0" + path[1:] if path.startswith("@") else path
+
+
+def listen(address: str) -> socket.socket:
+    """Listen on a ``unix://`` address, on this host only.
+
+    Raises:
+        ConfigError: the path is too long, is in use, or cannot be bound.
+    """
+    path = native_address(address)
+    if len(os.fsencode(path)) > 107:
+        raise ConfigError("socket path is too long", seen=address, expected="at most 107 bytes")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if (
+            not path.startswith("\0")
+            and Path(path).exists()
+            and stat.S_ISSOCK(os.stat(path).st_mode)
+        ):
+            _remove_if_dead(path)
+        listener.bind(path)
+        if not path.startswith("\0"):
+            os.chmod(path, 0o600)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise ConfigError("mailbox cannot listen", seen=address, detail=str(error)) from error
+    return listener
+
+
+def peer_uid(link: socket.socket) -> int:
+    """Give the peer's user id, as the kernel recorded it at connect."""
+    size = _CREDENTIALS.size
+    return _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1]
+
+
+def peer_pid(link: socket.socket) -> int:
+    """Give the peer's process id in this process's PID namespace; 0 where it is in another."""
+    size = _CREDENTIALS.size
+    return _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0]
+
+
+def peer_pidfd(link: socket.socket) -> int:
+    """Give a pidfd of the peer: it turns readable once the process's files are closed. -1: none."""
+    try:
+        return link.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError:  # a kernel before 6.5
+        pid = peer_pid(link)
+    try:
+        return os.pidfd_open(pid) if pid > 0 else -1
+    except OSError:
+        return -1
+
+
+def _remove_if_dead(path: str) -> None:
+    """Remove the socket that a killed mailbox left behind; one that answers stays."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            Path(path).unlink()
