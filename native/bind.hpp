@@ -29,6 +29,9 @@ void bind_memory(nb::module_& module);
 void bind_mailbox(nb::module_& module);
 void bind_outbox(nb::module_& module);
 
+// For native waits that run without the GIL: true once Python has an exception to raise (Ctrl-C).
+bool interrupted_by_signal();
+
 nb::list events_of(const Ring& ring);
 CellGeometry geometry_from(nb::handle fields);
 

@@ -85,6 +85,7 @@ PyMailbox make(const Arena& arena, nb::list blocks, nb::list cells, size_t depth
     port = std::make_unique<HostPort>(arena.host);
   } else {
     std::vector<ControlBlock*> words;
+    words.reserve(taken.size());
     for (auto& block : taken) words.push_back(&block);
     port = std::make_unique<CudaPort>(arena.device->device(), arena.device, words);
   }
@@ -97,9 +98,10 @@ nb::tuple receive(PyMailbox& self, uint64_t microbatch, int mode, uintptr_t stre
   std::pair<Verdict, uint64_t> got;
   {
     nb::gil_scoped_release open;
-    got =
-        self.core->recv({microbatch, static_cast<WaitMode>(mode), stream, timeout, rows < 0, rows});
+    got = self.core->recv({microbatch, static_cast<WaitMode>(mode), stream, timeout, rows < 0, rows,
+                           &interrupted_by_signal});
   }
+  if (got.first.fault == Fault::interrupted) nb::raise_python_error();
   if (got.first) return nb::make_tuple(got.first, 0, nb::none());
   return nb::make_tuple(nb::none(), got.second, capsule_of(self.core, got.second, microbatch));
 }
@@ -111,6 +113,7 @@ nb::object without_gil(Call&& call) {
     nb::gil_scoped_release open;
     verdict = call();
   }
+  if (verdict.fault == Fault::interrupted) nb::raise_python_error();
   return verdict_or_none(verdict);
 }
 
@@ -226,7 +229,8 @@ void bind_mailbox(nb::module_& module) {
   mailbox.def(
       "settle",
       [](PyMailbox& self, uint64_t lease, double timeout) {
-        return without_gil([&] { return self.core->settle(lease, timeout); });
+        return without_gil(
+            [&] { return self.core->settle(lease, timeout, &interrupted_by_signal); });
       },
       nb::arg("lease"), nb::arg("timeout"),
       nb::sig("def settle(self, lease: int, timeout: float) -> Verdict | None"));

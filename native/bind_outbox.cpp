@@ -29,16 +29,20 @@ struct PyOutbox {
   // Lets go of sources whose copy is done; with the GIL. A torch tensor counts its in-place
   // changes: a count that moved before the copy was done means that the copy may have read the new
   // bytes.
-  static void reap(OutboxCore& core, bool attempt) {
+  static void reap(OutboxCore& core, bool attempt) noexcept {
     for (const Retired& source : core.take_retired(attempt)) {
-      if (source.version >= 0) {
-        nb::object version =
-            nb::getattr(nb::handle(static_cast<PyObject*>(source.owner)), "_version", nb::none());
-        if (!version.is_none() && nb::cast<int64_t>(version) != source.version)
-          core.modified(source);
-      }
-      Py_DECREF(static_cast<PyObject*>(source.owner));
+      auto* owner = static_cast<PyObject*>(source.owner);
+      if (source.version >= 0 && version_of(owner) != source.version) core.modified(source);
+      Py_DECREF(owner);
     }
+  }
+
+  static int64_t version_of(PyObject* tensor) noexcept {
+    PyObject* version = PyObject_GetAttrString(tensor, "_version");
+    int64_t count = version == nullptr ? -1 : PyLong_AsLongLong(version);
+    Py_XDECREF(version);
+    PyErr_Clear();
+    return count;
   }
 };
 
@@ -64,7 +68,8 @@ PyOutbox make(const Arena& arena, Block& block, nb::list cells, uint64_t slot_by
                                            queue_limit, timeout, socket);
   core->start([weak = std::weak_ptr<OutboxCore>(core)] {
     auto held = std::make_unique<std::weak_ptr<OutboxCore>>(weak);
-    if (Py_IsInitialized() != 0 && Py_AddPendingCall(&reap_later, held.get()) == 0) held.release();
+    if (Py_IsInitialized() != 0 && Py_AddPendingCall(&reap_later, held.get()) == 0)
+      static_cast<void>(held.release());
   });
   return {std::move(core)};
 }
@@ -105,6 +110,7 @@ nb::object without_gil(PyOutbox& self, Call&& call) {
     nb::gil_scoped_release open;
     verdict = call(*self.core);
   }
+  if (verdict.fault == Fault::interrupted) nb::raise_python_error();
   PyOutbox::reap(*self.core, false);
   return verdict_or_none(verdict);
 }
@@ -163,7 +169,8 @@ void bind_outbox(nb::module_& module) {
   outbox.def(
       "flush",
       [](PyOutbox& self, double timeout) {
-        return without_gil(self, [&](OutboxCore& core) { return core.flush(timeout); });
+        return without_gil(
+            self, [&](OutboxCore& core) { return core.flush(timeout, &interrupted_by_signal); });
       },
       nb::arg("timeout"), nb::sig("def flush(self, timeout: float) -> Verdict | None"));
   outbox.def(

@@ -81,6 +81,11 @@ void bind_verdict(nb::module_& module) {
 
 }  // namespace
 
+bool interrupted_by_signal() {
+  nb::gil_scoped_acquire hold;
+  return PyErr_CheckSignals() != 0;
+}
+
 // Foreign threads of this process write the ring while it is read: an entry whose number changed
 // meanwhile is left out.
 nb::list events_of(const Ring& ring) {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <new>
 
 #include "control_block.hpp"
@@ -69,6 +70,24 @@ class Patience {
  private:
   static constexpr uint64_t kSlice = 100000000ULL;
   uint64_t limit_, last_, waited_ = 0;
+};
+
+// A host wait asks now and then whether its caller was interrupted (Ctrl-C). Never asked under a
+// lock.
+class Interrupt {
+ public:
+  using Ask = std::function<bool()>;
+  explicit Interrupt(Ask ask) : ask_(std::move(ask)), asked_at_(now_ns()) {}
+  bool happened() {
+    if (!ask_ || now_ns() - asked_at_ < kEvery) return false;
+    asked_at_ = now_ns();
+    return ask_();
+  }
+
+ private:
+  static constexpr uint64_t kEvery = 50000000ULL;
+  Ask ask_;
+  uint64_t asked_at_;
 };
 
 class ControlBlock {

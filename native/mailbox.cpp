@@ -23,7 +23,7 @@ MailboxCore::MailboxCore(std::unique_ptr<Port> port, std::vector<ControlBlock> b
 MailboxCore::~MailboxCore() {
   if (fork_.forked()) {  // thread, driver state and memory are the parent's
     new std::thread(std::move(thread_));
-    port_.release();
+    static_cast<void>(port_.release());
     return;
   }
   close();
@@ -38,7 +38,7 @@ MailboxCore::~MailboxCore() {
         record.hold = Hold::releasing;
       patience.tick();
       if (patience.over()) {
-        port_.release();
+        static_cast<void>(port_.release());
         return;
       }
       sleep_ns(50000);

@@ -30,6 +30,7 @@ struct RecvRequest {
   double timeout_s = 0;
   bool need_announces = true;  // false: the caller named the rows
   int64_t rows = -1;           // what it named
+  Interrupt::Ask interrupted;
 };
 
 struct LaneCounters {
@@ -62,8 +63,9 @@ class MailboxCore {
   // (one verdict a key).
   std::pair<Verdict, uint64_t> recv(const RecvRequest& request);
   Verdict check_lease(uint64_t lease);  // the lease's own fault, if its wait failed
-  Verdict settle(uint64_t lease,
-                 double timeout_s);  // host wait until a stream-waited lease has landed
+  Verdict settle(
+      uint64_t lease, double timeout_s,
+      const Interrupt::Ask& interrupted);  // host wait until a stream-waited lease has landed
   AnnounceFacts announce(size_t lane, size_t cell, uint64_t microbatch, uint64_t step);
   bool record_stream(uint64_t lease, uintptr_t stream);
   // Step 9, run by the storage's deleter: on any thread, without a Python lock, never throws, never
@@ -125,8 +127,8 @@ class MailboxCore {
   bool poisoned(size_t slot) const;
   bool all_landed(uint64_t key, size_t slot) const;
   void count_landed(uint64_t key, size_t slot, double waited_s);
-  void sleep_for(std::unique_lock<std::mutex>& lock, const Verdict& want, uint64_t limit_ns,
-                 uint64_t& nap_ns);
+  void sleep_for(std::unique_lock<std::mutex>& lock, const Verdict& want, uint32_t before,
+                 uint64_t limit_ns, uint64_t& nap_ns);
   Verdict late(Verdict want, const Patience& patience);
 
   void advance();

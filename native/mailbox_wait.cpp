@@ -164,21 +164,29 @@ Verdict MailboxCore::late(Verdict want, const Patience& patience) {
   return want;
 }
 
+// `before`: our own bell's count when the wait for credit was found necessary, under the lock.
 void MailboxCore::sleep_for(std::unique_lock<std::mutex>& lock, const Verdict& want,
-                            uint64_t limit_ns, uint64_t& nap_ns) {
-  // A GPU rings no bell: once announced, its stamp is looked for in short naps.
-  bool gpu_writes = !port_->on_host() && want.expected != 0 && want.lane >= 0;
-  Bell& bell =
-      want.lane >= 0 ? lanes_[static_cast<size_t>(want.lane)].block.producer().bell : bell_;
-  uint32_t before = bell.count.load(std::memory_order_seq_cst);
+                            uint32_t before, uint64_t limit_ns, uint64_t& nap_ns) {
+  uint64_t span = std::min(kTick, limit_ns);
+  if (want.fault == Fault::held) {  // credit is given under our lock, then the bell is rung
+    lock.unlock();
+    sleep_on(bell_, span, [&] { return bell_.count.load(std::memory_order_seq_cst) != before; });
+    lock.lock();
+    return;
+  }
+  ControlBlock& block = lanes_[static_cast<size_t>(want.lane)].block;
+  auto slot = static_cast<size_t>(want.slot), cell = static_cast<size_t>(want.cell);
+  bool announced = want.expected != 0;
   lock.unlock();
-  if (gpu_writes) {
+  if (announced && !port_->on_host()) {  // a GPU rings no bell
     sleep_ns(std::min(nap_ns, limit_ns));
     nap_ns = std::min(nap_ns * 2, kLongestNap);
   } else {
-    // One more look after the lock is open: anything that changed since `before` rang the bell.
-    sleep_on(bell, std::min(kTick, limit_ns),
-             [&] { return bell.count.load(std::memory_order_seq_cst) != before; });
+    sleep_on(block.producer().bell, span, [&] {
+      uint64_t said = block.announce(slot, cell).key.load(std::memory_order_seq_cst);
+      uint64_t stamp = block.stamp(slot, cell).load(std::memory_order_seq_cst);
+      return reached(stamp, want.key) || (!announced && said == want.key);
+    });
   }
   lock.lock();
 }
@@ -190,8 +198,10 @@ Verdict MailboxCore::host_wait(std::unique_lock<std::mutex>& lock, const RecvReq
   uint64_t nap = kNap;
   bool stamps = request.mode != WaitMode::stream || port_->on_host();
   uint64_t pass_then = pass();
+  Interrupt interrupt(request.interrupted);
   while (true) {
     Verdict want;
+    uint32_t before = bell_.count.load(std::memory_order_seq_cst);
     if (granted_ <= request.microbatch) {
       // A stream wait made now would stand before the release that it needs: a certain deadlock
       // unless that one is queued already.
@@ -213,7 +223,11 @@ Verdict MailboxCore::host_wait(std::unique_lock<std::mutex>& lock, const RecvReq
     if (request.mode == WaitMode::attempt) return Verdict::of(Fault::would_block, key);
     patience.tick();
     if (patience.over()) return late(want, patience);
-    sleep_for(lock, want, patience.left_ns(), nap);
+    sleep_for(lock, want, before, patience.left_ns(), nap);
+    lock.unlock();
+    bool interrupted = interrupt.happened();
+    lock.lock();
+    if (interrupted) return Verdict::of(Fault::interrupted, key);
     if (Verdict bad = standing()) return bad;
     if (!open_ || pass() != pass_then || received_[request.microbatch] != Received::no)
       return Verdict::of(Fault::aborted_here, key);
@@ -281,6 +295,7 @@ std::pair<Verdict, uint64_t> MailboxCore::recv(const RecvRequest& request) {
     case Fault::none:
       return {Verdict{}, grant_lease(request, key, waited_s)};
     case Fault::would_block:
+    case Fault::interrupted:
     case Fault::held:
     case Fault::closed:
     case Fault::aborted_here:
@@ -291,10 +306,11 @@ std::pair<Verdict, uint64_t> MailboxCore::recv(const RecvRequest& request) {
   }
 }
 
-Verdict MailboxCore::settle(uint64_t lease, double timeout_s) {
+Verdict MailboxCore::settle(uint64_t lease, double timeout_s, const Interrupt::Ask& interrupted) {
   if (fork_.forked()) return Verdict::of(Fault::forked);
   std::unique_lock lock(mutex_);
   Patience patience(timeout_s);
+  Interrupt interrupt(interrupted);
   while (true) {
     auto found = leases_.find(lease);
     if (found == leases_.end()) return {};
@@ -304,7 +320,9 @@ Verdict MailboxCore::settle(uint64_t lease, double timeout_s) {
     if (patience.over()) return Verdict::of(Fault::would_block, found->second.key);
     lock.unlock();
     sleep_ns(kLongestNap);
+    bool stop = interrupt.happened();
     lock.lock();
+    if (stop) return Verdict::of(Fault::interrupted);
   }
 }
 

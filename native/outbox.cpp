@@ -37,7 +37,7 @@ OutboxCore::~OutboxCore() {
     // The thread lives in the parent: neither join nor signal, and leave every handle to the
     // parent.
     new std::thread(std::move(thread_));
-    transport_.release();
+    static_cast<void>(transport_.release());
     return;
   }
   close();
@@ -49,10 +49,16 @@ Verdict OutboxCore::check_peer() {
   return failure_;
 }
 
+// A mailbox that closed after it had got everything ended normally.
+Verdict OutboxCore::check_delivered() {
+  Verdict bad = check_peer();
+  return bad.fault == Fault::peer_closed && undelivered_ == 0 ? Verdict{} : bad;
+}
+
 Verdict OutboxCore::check() {
   if (fork_.forked()) return Verdict::of(Fault::forked);
   std::lock_guard lock(mutex_);
-  return check_peer();
+  return check_delivered();
 }
 
 Verdict OutboxCore::open_pass(uint64_t step, uint64_t microbatches) {
@@ -84,7 +90,7 @@ Verdict OutboxCore::open_pass(uint64_t step, uint64_t microbatches) {
 Verdict OutboxCore::close_pass() {
   if (fork_.forked()) return Verdict::of(Fault::forked);
   std::lock_guard lock(mutex_);
-  if (Verdict bad = check_peer()) return bad;
+  if (Verdict bad = check_delivered()) return bad;
   if (!open_) return Verdict::of(Fault::no_pass);
   const auto& peer = block_.consumer();
   if (pass_of(peer.aborted.value.load(std::memory_order_acquire)) >= pass()) {
@@ -312,12 +318,17 @@ void OutboxCore::abort(const std::string& reason) {
   if (failure_.fault != Fault::peer_lost && failure_.fault != Fault::peer_closed) failure_ = {};
 }
 
-Verdict OutboxCore::flush(double timeout_s) {
+Verdict OutboxCore::flush(double timeout_s, const Interrupt::Ask& interrupted) {
   if (fork_.forked()) return Verdict::of(Fault::forked);
   std::unique_lock lock(mutex_);
   Patience patience(timeout_s);
+  Interrupt interrupt(interrupted);
   while (true) {
-    if (Verdict bad = check_peer()) return bad;
+    if (Verdict bad = check_delivered()) return bad;
+    lock.unlock();
+    bool stop = interrupt.happened();
+    lock.lock();
+    if (stop) return Verdict::of(Fault::interrupted);
     drain(lock);
     reap();
     if (queue_.empty() && in_flight_.empty() && !draining_) return {};

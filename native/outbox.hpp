@@ -55,7 +55,7 @@ class OutboxCore {
   // Never waits for credit and never makes a stream wait. On any fault nothing was announced, put
   // or queued.
   Verdict push(Push push);
-  Verdict flush(double timeout_s);
+  Verdict flush(double timeout_s, const Interrupt::Ask& interrupted);
   void abort(const std::string& reason);
   // Ends the thread, waits (bounded) for the copies in flight, tells the consumer, closes the
   // socket. Twice is fine.
@@ -86,6 +86,7 @@ class OutboxCore {
   };
   Verdict check_push(const Push& push);
   Verdict check_peer();
+  Verdict check_delivered();
   bool credit_covers(uint64_t key) const;
   void announce(const Pending& pending, size_t slot, uint64_t bytes);
   void send(const Pending& pending);
@@ -122,7 +123,7 @@ class OutboxCore {
   bool draining_ = false;
   uint64_t epoch_ = 0, step_ = 0, microbatches_ = 0;
   int64_t last_step_ = -1;
-  uint64_t pushed_count_ = 0;
+  uint64_t pushed_count_ = 0, undelivered_ = 0;
   std::vector<bool> pushed_;
   std::deque<Pending> queue_;
   Patience queue_wait_{0};  // since a queued push was last sent, or the queue was last empty

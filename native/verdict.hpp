@@ -39,6 +39,7 @@ namespace tapchannel {
   X(overrun)      /* a stamp newer than the key: the lane wrote without credit */           \
   X(bad_announce) /* an announce that does not fit the plan */                              \
   X(rows_differ)  /* announced rows are not those that recv named: seen, expected */        \
+  X(interrupted)  /* the caller was interrupted while it waited */                          \
   X(would_block)                                                                            \
   X(incomplete) /* a pass was closed before every key was pushed / received */
 

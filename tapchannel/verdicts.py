@@ -167,6 +167,7 @@ _RULES: Final[dict[str, _Rule]] = {
         None,
         "leave rows= away, or name what the producers push",
     ),
+    "interrupted": (errors.WouldBlock, "the wait was interrupted", None, None),
     "would_block": (errors.WouldBlock, "not everything has landed yet", None, None),
     "incomplete": (errors.UsageError, "the pass is not complete", None, None),
 }

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -117,6 +118,7 @@ class Stages:
 @contextmanager
 def _ctrl_c_held() -> Generator[None, None, None]:
     """Hold Ctrl-C back; processes started meanwhile never see it: their parent handles it."""
+    resource_tracker.ensure_running()  # now, since starting it unblocks the signal again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

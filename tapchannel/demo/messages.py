@@ -57,9 +57,9 @@ class LaneReport:
     transport: str
     bytes: int
     pushes: int
-    push_seconds: float  # the host's time inside `push`, all pushes together
+    push_seconds: float  # the host's time inside one `push`, median
     queued: int  # pushes that found no credit
-    credit_wait_seconds: float  # what those waited, all together
+    credit_wait_seconds: float  # what all pushes together waited for it
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def _draw_bars(axes: Any, shown: Sequence[Stay], depth: int) -> None:
         height=0.65,
         color=_HELD,
         edgecolor="white",
-        label="landed, until released",
+        label="sent, until its slot is released",
     )
     edges = [row + 0.45 for row in rows]
     axes.barh(edges, waits, left=pushed, height=0.2, color=_WAITS, label="push waits for credit")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from statistics import median
 from typing import Any, cast
 
 import torch
@@ -45,7 +46,7 @@ class Producer:
     def __init__(self, pipeline: TapStage, module: Stage, stages: int, store: Store) -> None:
         self._pipeline = pipeline
         self._stage: int = pipeline.stage_index
-        self._push_seconds = 0.0
+        self._push_seconds: list[float] = []
         self._outbox = Outbox(
             tap_plan(stages), self._stage, store=store, name="demo", device=str(module.device)
         )
@@ -57,7 +58,7 @@ class Producer:
             if self._pipeline.microbatch is not None:
                 began = time.perf_counter()
                 self._outbox.push(self._pipeline.microbatch, tap, output.detach())
-                self._push_seconds += time.perf_counter() - began
+                self._push_seconds.append(time.perf_counter() - began)
 
         return push
 
@@ -76,7 +77,7 @@ class Producer:
             transport=info["transport"],
             bytes=info["bytes"],
             pushes=info["pushes"],
-            push_seconds=self._push_seconds,
+            push_seconds=median(self._push_seconds),
             queued=info["deferred"],
             credit_wait_seconds=info["credit_wait_s"],
         )

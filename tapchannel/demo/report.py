@@ -16,8 +16,8 @@ from .settings import Placement, Settings
 _DIFFERENCES_SHOWN = 5
 _TABLE_HEAD = ("lane", "stage", "taps", "transport", "MiB", "GB/s", "push", "queued", "wait")
 _TABLE_NOTE = (
-    "GB/s: mean over the passes. push: host time of one. queued: pushes that found no credit; "
-    "wait: for it, each."
+    "GB/s: mean over the passes. push: host time of one, median. "
+    "queued: pushes that found no credit. wait: for credit, mean of all pushes."
 )
 
 
@@ -96,9 +96,9 @@ def lane_table(outcome: Outcome) -> str:
                 lane.transport,
                 f"{lane.bytes / 2**20:.1f}",
                 f"{lane.bytes / outcome.pass_seconds / 1e9:.3g}",
-                f"{lane.push_seconds / lane.pushes * 1e6:.0f} µs",
+                f"{lane.push_seconds * 1e6:.0f} µs",
                 f"{lane.queued} of {lane.pushes}",
-                f"{lane.credit_wait_seconds / max(1, lane.queued) * 1e3:.1f} ms",
+                f"{lane.credit_wait_seconds / lane.pushes * 1e3:.1f} ms",
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 
@@ -91,6 +92,8 @@ class StageRun:
 def run_stage(assignment: Assignment, link: Connection) -> None:
     """Be one stage until the last pass or the first error, and report either over ``link``."""
     torch.set_num_threads(1)  # one order of summation, on every machine
+    # torch's backward thread says this once on every GPU before it does what it says.
+    warnings.filterwarnings("ignore", "Attempting to run cuBLAS", UserWarning)
     try:
         link.send(_run(assignment, link))
     except Exception as error:
