@@ -25,6 +25,8 @@ PROBE_STRIDE: Final = 4096
 MAX_PLAN_TEXT: Final = 1 << 19
 MAX_HOST: Final = 255
 MAX_DEPTH: Final = 4096
+_ROW_TEXTS: Final = ("expected", "claimed", "problem")
+_ROWS_SENT: Final = 256
 MEMORIES: Final = ("host", "vmm", "ipc", "local")
 
 
@@ -188,8 +190,8 @@ class Refusal:
             "next_step": self.next_step[:512],
             "again": self.again,
             "rows": [
-                [row["rank"], row["expected"], row["claimed"], row["problem"]]
-                for row in self.rows[:256]
+                [row["rank"], *(str(row[name])[:256] for name in _ROW_TEXTS)]
+                for row in self.rows[:_ROWS_SENT]
             ],
         }
 
@@ -202,7 +204,7 @@ class Refusal:
             fields.text("reason", 2048),
             fields.text("next_step", 512),
             fields.flag("again"),
-            tuple(_mismatch_row(item) for item in fields.items("rows", 256)),
+            tuple(_mismatch_row(item) for item in fields.items("rows", _ROWS_SENT)),
         )
 
 

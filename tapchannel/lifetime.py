@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from typing import Protocol
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Closable(Protocol):
@@ -13,6 +17,25 @@ class Closable(Protocol):
     def close(self) -> None:
         """End it."""
         ...
+
+
+class ClosesOnExit:
+    """A context manager that closes itself when its block is left."""
+
+    def close(self) -> None:
+        """End it; twice is fine."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 _open: weakref.WeakSet[Closable] = weakref.WeakSet()

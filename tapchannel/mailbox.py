@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Final
 
 import torch
@@ -14,24 +13,25 @@ from . import _native, lifetime
 from .arrivals import Shares
 from .assembly import Wanted, assemble
 from .descriptor import MAX_DEPTH
-from .errors import ChannelClosed, TapChannelError
-from .keys import MAX_MICROBATCHES, MAX_STEP, Key, checked_int
+from .errors import ChannelClosed, TapChannelError, UsageError
+from .keys import MAX_EPOCH, MAX_MICROBATCHES, MAX_STEP, Key, checked_int
 from .lease import Granted, Lease
 from .memory import MEMORY_CHOICES, Device, forget_local
 from .passes import Pass
 from .plan import Lane, Sources, TapPlan
-from .reports import lane_facts, mailbox_facts, not_ready
+from .readiness import wait_ready
+from .reports import RawEvent, lane_facts, mailbox_facts
 from .service import MailboxService
 from .settings import check_mode, checked_choice, checked_seconds, secret_bytes, stream_handle
-from .stores import own_address, rendezvous
+from .stores import Rendezvous, own_address, rendezvous
 from .verdicts import LaneFacts, Scene, error_from
 
 _TRY, _HOST, _STREAM = range(3)
 _MODES: Final = {"host": _HOST, "stream": _STREAM}
-_POLL_S: Final = 0.01
+_WHEN_FULL: Final = ("wait", "drop_newest")
 
 
-class Mailbox:
+class Mailbox(lifetime.ClosesOnExit):
     """Receive the taps of a plan from its producers.
 
     Constructing it reserves the slots, listens, and publishes the address; it never waits for
@@ -59,8 +59,8 @@ class Mailbox:
         GPU memory: ``"auto"``, ``"vmm"`` or ``"ipc"`` (see `info`).
 
     Raises:
-        ConfigError: a setting is impossible, or the slots do not fit; the text gives the
-        arithmetic. PlanMismatchError: ``sources`` does not cover the plan exactly once.
+        ConfigError: a setting is impossible, or the slots do not fit (with the arithmetic).
+        PlanMismatchError: ``sources`` does not cover the plan exactly once.
         TransportUnavailable: no transport serves the device; the text says why.
     """
 
@@ -80,33 +80,37 @@ class Mailbox:
         memory: str = "auto",
     ) -> None:
         self._closed = True  # until there is something to close
-        checked_int("depth", depth, 1, MAX_DEPTH)
-        checked_choice("when_full", when_full, ("wait", "drop_newest"))
+        drop_newest = checked_choice("when_full", when_full, _WHEN_FULL) == "drop_newest"
         checked_choice("memory", memory, MEMORY_CHOICES)
+        checked_int("depth", depth, 1, MAX_DEPTH)
         self._timeout = checked_seconds("timeout", timeout)
-        self._name, self._depth, self._plan = name, depth, plan
+        self._name, self._plan = name, plan
+        self._pid, self._check = os.getpid(), check_mode()
         self._lanes = plan.lanes(sources)
-        self._device = Device.parse(device)
-        self._check = check_mode()
-        self._pid = os.getpid()
         place = rendezvous(store, name)
         known_secret = secret_bytes(secret)
-        wanted = Wanted(
-            name, plan, self._lanes, depth, self._device, transport, memory, self._check
-        )
+        where = Device.parse(device)
+        wanted = Wanted(name, plan, self._lanes, depth, where, transport, memory, self._check)
         self._made = assemble(wanted)
         self._core = self._made.core
-        self._service = MailboxService(
-            self._made, wanted, when_full == "drop_newest", known_secret, own_address(store)
-        )
-        self._closed = False
-        lifetime.close_at_exit(self)
+        address = own_address(store)
+        self._service = MailboxService(self._made, wanted, drop_newest, known_secret, address)
         self._shares = Shares(plan, self._lanes, self._made.choice.transport.name)
         self._scene = Scene(name, depth, self._lane_facts, "producer")
-        self._step = 0
-        self._began = time.monotonic()
         self._last_error: str | None = None
-        place.publish(self._service.address)
+        self._began = time.monotonic()
+        self._step = 0
+        self._go_public(place)
+
+    def _go_public(self, place: Rendezvous) -> None:
+        """Publish the address, last of all; where that fails nothing stays open."""
+        self._closed = False
+        lifetime.close_at_exit(self)
+        try:
+            place.publish(self._service.address)
+        except BaseException:
+            self.close()
+            raise
 
     # ---- passes
 
@@ -144,6 +148,10 @@ class Mailbox:
         Blocks:     never. Leases that are open stay valid; their slots are granted once they are
                     back.
         """
+        if self.epoch >= MAX_EPOCH:
+            raise UsageError(
+                "reset: this mailbox has had all its epochs", next_step="make a new one"
+            )
         self._raise(self._core.reset(), "reset")
 
     # ---- receiving
@@ -182,10 +190,7 @@ class Mailbox:
     def try_recv(self, microbatch: int) -> Lease:
         """Give the lease of a microbatch that has landed.
 
-        Blocks:     never.
-
-        Raises:
-            WouldBlock: not all of it has landed; nothing has changed.
+        Blocks:     never. Raises WouldBlock where not all of it has landed; nothing has changed.
         """
         return self._lease(microbatch, _TRY, None, 0.0, None)
 
@@ -198,7 +203,7 @@ class Mailbox:
         stream: torch.cuda.Stream | None,
     ) -> Lease:
         checked_int("microbatch", microbatch, 0, MAX_MICROBATCHES - 1)
-        handle = stream_handle(stream, self._device.ordinal)
+        handle = stream_handle(stream, self._made.reservation.device.ordinal)
         mode = _HOST if self._check and mode == _STREAM else mode
         verdict, number, capsule = self._core.recv(
             microbatch, mode, handle, limit, -1 if rows is None else rows
@@ -219,38 +224,26 @@ class Mailbox:
         Blocks:     until then, at most ``timeout`` seconds.
 
         Raises:
-            AttachTimeout: some did not; the text lists them.
-            ChannelClosed: the mailbox was closed.
+            AttachTimeout, ChannelClosed: some did not, and they are listed; or it was closed.
         """
         limit = self._timeout if timeout is None else checked_seconds("timeout", timeout)
-        began = time.monotonic()
-        while missing := [lane for lane in self._lanes if not self._status(lane)["attached"]]:
-            if self._closed:
-                raise ChannelClosed("wait_ready: it was closed already", channel=self._name)
-            waited = time.monotonic() - began
-            if waited >= limit:
-                raise not_ready(self._name, missing, self._service.refusals, waited, limit)
-            time.sleep(min(_POLL_S, limit))
+        wait_ready(self._name, self._lanes, self._is_attached, self._service.refusals, limit)
 
     def info(self) -> dict[str, object]:
-        """Give the facts of the channel and of each lane.
-
-        Transport and why each faster one was refused, ordering rule, memory, bytes, GB/s, waits,
-        drops, last error.
-        """
+        """Give the channel's facts, per lane: transport, refusals, rule, bytes, waits, drops."""
         lanes = [lane_facts(lane, self._status(lane), self._began) for lane in self._lanes]
-        return mailbox_facts(self._name, self._depth, self._made, lanes) | {
+        return mailbox_facts(self._name, self._scene.depth, self._made, lanes) | {
             "address": self.address,
             "last_error": self._last_error,
         }
 
-    def events(self) -> list[tuple[int, bool, tuple[int, ...]]]:
+    def events(self) -> list[RawEvent]:
         """Give the flight recorder: (lane, written by the producer, raw event); see `telemetry`."""
         return [
-            (lane.index, producer, event)
+            (lane.index, side, event)
             for lane in self._lanes
-            for producer in (False, True)
-            for event in self._core.events(lane.index, producer)
+            for side in (False, True)
+            for event in self._core.events(lane.index, side)
         ]
 
     @property
@@ -266,8 +259,8 @@ class Mailbox:
     def close(self) -> None:
         """End the channel: abort an open pass, tell producers, stop listening. Twice is fine.
 
-        Blocks:     for milliseconds. Ownership: views that are alive keep the memory until they
-                    are gone.
+        Blocks:     for milliseconds.
+        Ownership:  views that are alive keep the memory until they are gone.
         """
         if self._closed or os.getpid() != self._pid:
             return
@@ -276,20 +269,13 @@ class Mailbox:
         self._core.close()
         forget_local(self._made.mailbox_id)
 
-    def __enter__(self) -> Mailbox:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
-        lanes = f"{len(self._lanes)} lanes, depth {self._depth}"
-        return f"<Mailbox {self._name!r} on {self._device}: {lanes}>"
+        return f"<Mailbox {self._name!r}: {len(self._lanes)} lanes, depth {self._scene.depth}>"
+
+    def _is_attached(self, lane: Lane) -> bool:
+        if self._closed:
+            raise ChannelClosed("wait_ready: it was closed already", channel=self._name)
+        return bool(self._status(lane)["attached"])
 
     def _status(self, lane: Lane) -> Mapping[str, object]:
         return self._core.lane_status(lane.index)

@@ -46,8 +46,8 @@ class Device:
         text = str(device)
         if text == "cpu":
             return cls(None)
-        kind, _, index = text.partition(":")
-        if kind == "cuda" and (not index or index.isdecimal()):
+        kind, colon, index = text.partition(":")
+        if kind == "cuda" and (index.isdecimal() or not colon):
             return cls(int(index) if index else _current_ordinal())
         raise ConfigError(
             "device is not understood", seen=repr(device), expected="'cpu', 'cuda' or 'cuda:N'"
@@ -77,7 +77,16 @@ def reserve_host(label: str, size: int, arithmetic: str) -> Reservation:
         ConfigError: the machine has not that much memory left; the text gives the arithmetic.
     """
     _check_fits(size, _available_host_bytes(), "host memory", arithmetic)
-    return Reservation(_native.Arena.create_host(label, size), "host", Device(None), size)
+    try:
+        arena = _native.Arena.create_host(label, size)
+    except OSError as error:
+        raise ConfigError(
+            "host memory for the mailbox was refused",
+            seen=arithmetic,
+            detail=str(error),
+            next_step="lower depth or max_rows, or raise the process's memory limit",
+        ) from error
+    return Reservation(arena, "host", Device(None), size)
 
 
 def reserve_device(device: Device, size: int, memory: str, arithmetic: str) -> Reservation:

@@ -16,7 +16,7 @@ from .keys import MAX_MICROBATCHES, MAX_STEP, checked_int
 from .lanes import MAX_RANK
 from .passes import Pass
 from .plan import Lane, TapPlan
-from .reports import outbox_facts
+from .reports import RawEvent, outbox_facts
 from .settings import (
     cell_geometry,
     check_mode,
@@ -119,7 +119,6 @@ class Outbox:
             attached.offer.host,
         )
         self._scene = Scene(self._name, attached.offer.depth, lambda _: facts, "consumer")
-        self._lane = lane.index
         self._ordinal = attached.device.ordinal
         self._torch_device = torch.device(str(attached.device))
         self._device_number = -1 if self._ordinal is None else self._ordinal
@@ -252,13 +251,10 @@ class Outbox:
         facts = outbox_facts(self._name, self._rank, self._attachment, counters, self._began)
         return facts | {"last_error": self._last_error}
 
-    def events(self) -> list[tuple[int, bool, tuple[int, ...]]]:
+    def events(self) -> list[RawEvent]:
         """Give the flight recorder: (lane, written by the producer, raw event); see `telemetry`."""
-        return [
-            (self._lane, producer, event)
-            for producer in (False, True)
-            for event in self._core.events(producer)
-        ]
+        lane = self._attachment.offer.lane
+        return [(lane, side, event) for side in (False, True) for event in self._core.events(side)]
 
     def close(self) -> None:
         """End the lane. Pushes that still wait for credit are dropped: `flush` first to keep them.

@@ -1,14 +1,16 @@
-"""The facts that `Mailbox.info` and `Outbox.info` give, and who is missing."""
+"""The facts that `Mailbox.info` and `Outbox.info` give."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
-from .errors import AttachTimeout
 from .plan import Lane
 from .transport.base import Transport
+
+# Lane, written by the producer, (number, time_ns, key, bytes, step, cell).
+RawEvent: TypeAlias = "tuple[int, bool, tuple[int, ...]]"
 
 if TYPE_CHECKING:
     from .assembly import Assembled
@@ -50,25 +52,6 @@ def outbox_facts(
         "mean_GB_per_s": counters["bytes"] / seconds / 1e9,
         **counters,
     }
-
-
-def not_ready(
-    name: str, missing: Sequence[Lane], refusals: Sequence[str], waited: float, limit: float
-) -> AttachTimeout:
-    """Build the error that lists the producers which have not attached."""
-    named = "; ".join(
-        f"rank {lane.rank} ({', '.join(cell.tap.name for cell in lane.cells[:4])})"
-        for lane in missing[:8]
-    )
-    return AttachTimeout(
-        f"{len(missing)} producers have not attached",
-        channel=name,
-        waited=waited,
-        limit=limit,
-        seen=f"missing: {named}",
-        last_progress=f"refused: {refusals[-1]}" if refusals else None,
-        next_step="start their Outbox with the same plan, store and name",
-    )
 
 
 def _channel_facts(

@@ -29,13 +29,17 @@ def checked_choice(name: str, value: str, choices: Sequence[str]) -> str:
     return value
 
 
-def checked_seconds(name: str, value: float) -> float:
+def checked_seconds(name: str, value: object) -> float:
     """Give back a wait's limit: finite, since every wait ends (I3).
 
     Raises:
         ConfigError: it is negative, endless, or no number.
     """
-    if not isinstance(value, (int, float)) or not 0 <= value <= _LONGEST_WAIT_S:  # pyright: ignore[reportUnnecessaryIsInstance]
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not 0 <= value <= _LONGEST_WAIT_S
+    ):
         raise ConfigError(
             f"{name} is no finite number of seconds",
             seen=repr(value),
@@ -44,16 +48,23 @@ def checked_seconds(name: str, value: float) -> float:
     return float(value)
 
 
-def secret_bytes(secret: str | bytes | None) -> bytes | None:
+def secret_bytes(secret: object) -> bytes | None:
     """Give the job secret, from the argument or ``TAPCHANNEL_SECRET``.
 
     Raises:
-        ConfigError: it is too short to be one.
+        ConfigError: it is no text or bytes, or too short to be a secret.
     """
     given = secret if secret is not None else os.environ.get("TAPCHANNEL_SECRET")
     if given is None:
         return None
-    made = given.encode("utf-8") if isinstance(given, str) else given
+    # The environment hands over bytes that are no text as surrogates: os.fsencode gives them back.
+    made = os.fsencode(given) if isinstance(given, str) else given
+    if not isinstance(made, bytes):
+        raise ConfigError(
+            "job secret is neither text nor bytes",
+            seen=type(secret).__name__,
+            expected="str or bytes",
+        )
     if len(made) < _MIN_SECRET:
         raise ConfigError("job secret is too short", expected=f"at least {_MIN_SECRET} bytes")
     return made

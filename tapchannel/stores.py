@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 MAX_ADDRESS: Final = 512
 _MAX_ENTRY: Final = 4096
+_LONGEST_FILE_NAME: Final = 200
 
 
 class Rendezvous(Protocol):
@@ -51,10 +53,19 @@ class TorchStore:
 
     def lookup(self) -> str | None:
         """Give the address, or None while the key is not set."""
-        # check() first: get() would wait for the key, and hold the store's connection meanwhile.
-        if not self._store.check([self._key]):
-            return None
-        return _decode(bytes(self._store.get(self._key)), self.describe())
+        try:
+            # check() first: get() would wait for the key, and hold the store's connection.
+            if not self._store.check([self._key]):
+                return None
+            entry = bytes(self._store.get(self._key))
+        except RuntimeError as error:  # torch's errors of a lost store derive from it
+            raise AttachError(
+                "store cannot be asked",
+                seen=self.describe(),
+                reason=str(error).splitlines()[0],
+                next_step="the process that holds the store must outlive the channel's attach",
+            ) from error
+        return _decode(entry, self.describe())
 
     def describe(self) -> str:
         """Name the key."""
@@ -65,15 +76,21 @@ class FileStore:
     """A folder that both sides see; one small file a channel, written whole or not at all."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._path = folder / f"{urllib.parse.quote(name, safe='')}.tapchannel"
+        quoted = urllib.parse.quote(name, safe="")
+        if len(quoted) > _LONGEST_FILE_NAME:  # quoting can make a name of few letters long
+            quoted = hashlib.sha256(name.encode("utf-8")).hexdigest()
+        self._path = folder / f"{quoted}.tapchannel"
 
     def publish(self, address: str) -> None:
         """Write the file and move it into place."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=".tapchannel-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(_encode(address))
-        Path(temporary).replace(self._path)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=".tapchannel-")
+            with os.fdopen(handle, "wb") as file:
+                file.write(_encode(address))
+            Path(temporary).replace(self._path)
+        except OSError as error:
+            raise self._unusable(error) from error
 
     def lookup(self) -> str | None:
         """Give the address, or None while there is no file."""
@@ -82,10 +99,20 @@ class FileStore:
                 return _decode(file.read(_MAX_ENTRY + 1), self.describe())
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise self._unusable(error) from error
 
     def describe(self) -> str:
         """Name the file."""
         return f"file {self._path}"
+
+    def _unusable(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            "store's folder cannot be used",
+            seen=self.describe(),
+            detail=str(error),
+            next_step="name a folder that all ranks may read and write: store='file:///folder'",
+        )
 
 
 class DirectAddress:
@@ -132,12 +159,16 @@ def own_address(store: object) -> str:
 
 
 def _from_url(url: str, name: str) -> Rendezvous:
-    parts = urllib.parse.urlsplit(url)
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:  # a port that is no number, a bracket that is not closed
+        parts, host, port = urllib.parse.urlsplit(""), None, None
     if parts.scheme in ("file", "unix") and parts.path.startswith("/") and not parts.netloc:
         path = urllib.parse.unquote(parts.path)
         return FileStore(Path(path), name) if parts.scheme == "file" else DirectAddress(url)
-    if parts.scheme == "tcp" and parts.hostname and parts.port:
-        return TorchStore(_tcp_client(parts.hostname, parts.port), name, f"the TCPStore at {url}")
+    if parts.scheme == "tcp" and host and port:
+        return TorchStore(_tcp_client(host, port), name, f"the TCPStore at {url}")
     raise ConfigError(
         "store URL is not understood",
         seen=repr(url),

@@ -19,8 +19,8 @@ from typing import Any, Final, Protocol, cast
 from . import _native
 from .errors import ConfigError, TapChannelError, UsageError
 from .keys import Key
+from .reports import RawEvent
 
-RawEvent = tuple[int, bool, tuple[int, ...]]
 _HEADER: Final = struct.Struct("<QIIIIQ16s")
 _STEPS: Final[Sequence[str]] = _native.step_names()
 

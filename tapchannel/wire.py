@@ -90,7 +90,8 @@ def send_frame(
     frame = _HEADER.pack(MAGIC, VERSION, kind, len(payload)) + payload
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     sent = link.sendmsg([frame], ancillary)
-    link.sendall(frame[sent:])
+    if sent < len(frame):
+        link.sendall(frame[sent:])
 
 
 def receive_frame(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 MODULE_LIMIT = 300
+NATIVE_LIMIT = 400
 FUNCTION_LIMIT = 40
 
 # Lowest first: a module may import from its own layer and from those above it in this list.
@@ -16,8 +17,9 @@ LAYERS = (
     ("layout", "lanes", "plan", "plan_json"),
     ("wire", "descriptor", "plan_check"),
     ("_native",),
-    ("memory", "stores", "tensors", "transport", "verdicts", "service", "attach"),
-    ("lease", "lifetime", "passes", "settings", "lane_info", "reports"),
+    ("layout_check", "memory", "sockets", "stores", "tensors", "settings", "transport"),
+    ("assembly", "attach", "handshake", "service", "verdicts", "arrivals", "targets", "readiness"),
+    ("lease", "lifetime", "passes", "reports"),
     ("mailbox", "outbox", "telemetry"),
     ("__init__",),
     ("machine", "selftest", "doctor", "demo", "integrations"),
@@ -137,8 +139,8 @@ def pickles(package: Path) -> list[str]:
     ]
 
 
-def long_files(folder: Path, *patterns: str) -> list[str]:
-    """Name each file longer than MODULE_LIMIT lines."""
+def long_files(folder: Path, *patterns: str, limit: int = MODULE_LIMIT) -> list[str]:
+    """Name each file longer than the limit, in lines."""
     sizes = {
         path: len(path.read_text().splitlines())
         for pattern in patterns
@@ -147,7 +149,7 @@ def long_files(folder: Path, *patterns: str) -> list[str]:
     return [
         f"{path.relative_to(folder)} has {lines} lines"
         for path, lines in sizes.items()
-        if lines > MODULE_LIMIT
+        if lines > limit
     ]
 
 
