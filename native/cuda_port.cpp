@@ -27,11 +27,18 @@ CudaPort::CudaPort(Device device, std::shared_ptr<DeviceArena> arena,
   check(driver()->cuStreamCreate(&release_stream_, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   check(driver()->cuStreamCreate(&poison_stream_, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   check(driver()->cuEventCreate(&event_, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+  filler_ = std::thread([this] { run_fills(); });
 }
 
 void CudaPort::enter_thread() { relax_capture_on_this_thread(); }
 
 CudaPort::~CudaPort() {
+  {
+    std::lock_guard lock(fill_mutex_);
+    fill_stop_ = true;
+    fill_bell_.notify_one();
+  }
+  if (filler_.joinable()) filler_.join();
   try {
     ContextGuard guard(device_);
     static_cast<void>(driver()->cuStreamDestroy(release_stream_));
@@ -93,39 +100,62 @@ bool CudaPort::released(size_t word, uint64_t value) const {
 // Copies from pinned host memory complete behind a stuck wait even with
 // CUDA_DEVICE_MAX_CONNECTIONS=1; a memset does not.
 void CudaPort::fill_region(const Region& region, uint64_t pattern) {
-  uint64_t width = std::min<uint64_t>(region.cell->row_bytes, kPatternBytes);
+  uint64_t width = std::min<uint64_t>(region.cell.row_bytes, kPatternBytes);
   uint64_t height = std::max<uint64_t>(1, kPatternBytes / std::max<uint64_t>(width, 1));
-  for (uint64_t column = 0; column < region.cell->row_bytes; column += width)
+  for (uint64_t column = 0; column < region.cell.row_bytes; column += width)
     for (uint64_t row = 0; row < region.rows; row += height) {
       CUDA_MEMCPY2D copy{};
       copy.srcMemoryType = CU_MEMORYTYPE_HOST;
       copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
       copy.srcHost = pattern_.host() + pattern;
-      copy.dstDevice = arena_->ptr() + region.offset + row * region.cell->pitch + column;
-      copy.dstPitch = region.cell->pitch;
-      copy.WidthInBytes = copy.srcPitch = std::min(width, region.cell->row_bytes - column);
+      copy.dstDevice = arena_->ptr() + region.offset + row * region.cell.pitch + column;
+      copy.dstPitch = region.cell.pitch;
+      copy.WidthInBytes = copy.srcPitch = std::min(width, region.cell.row_bytes - column);
       copy.Height = std::min<uint64_t>(height, region.rows - row);
       check(driver()->cuMemcpy2DAsync(&copy, poison_stream_), "cuMemcpy2DAsync");
     }
 }
 
-bool CudaPort::fill_poison(const std::vector<Region>& regions) noexcept {
-  try {
-    ContextGuard guard(device_);
-    for (const auto& region : regions)
-      fill_region(region, region.cell->poison_byte == 0xff ? 0 : kPatternBytes);
-    Patience patience(kFillLimit);
-    while (true) {
-      CUresult state = driver()->cuStreamQuery(poison_stream_);
-      if (state == CUDA_SUCCESS) return true;
-      if (state != CUDA_ERROR_NOT_READY) return false;
-      patience.tick();
-      if (patience.over()) return false;
-      sleep_ns(50000);
-    }
-  } catch (const std::exception&) {
-    return false;
+// Bounded: a GPU that hangs must not keep the process from ending.
+void CudaPort::fill(const std::vector<Region>& regions) {
+  ContextGuard guard(device_);
+  for (const auto& region : regions)
+    fill_region(region, region.cell.poison_byte == 0xff ? 0 : kPatternBytes);
+  Patience patience(kFillLimit);
+  while (driver()->cuStreamQuery(poison_stream_) == CUDA_ERROR_NOT_READY) {
+    patience.tick();
+    if (patience.over()) return;
+    sleep_ns(50000);
   }
+}
+
+void CudaPort::run_fills() {
+  enter_thread();
+  std::unique_lock lock(fill_mutex_);
+  while (true) {
+    fill_bell_.wait(lock, [this] { return fill_stop_ || !fills_.empty(); });
+    if (fills_.empty()) return;
+    std::vector<Region> regions = std::move(fills_.front());
+    fills_.pop_front();
+    lock.unlock();
+    try {
+      fill(regions);
+    } catch (const std::exception&) {  // the lease raises all the same; nothing to add here
+    }
+    fills_done_.fetch_add(1, std::memory_order_release);
+    lock.lock();
+  }
+}
+
+uint64_t CudaPort::start_fill(std::vector<Region> regions) {
+  std::lock_guard lock(fill_mutex_);
+  fills_.push_back(std::move(regions));
+  fill_bell_.notify_one();
+  return ++fills_begun_;
+}
+
+bool CudaPort::filled(uint64_t job) const {
+  return fills_done_.load(std::memory_order_acquire) >= job;
 }
 
 }  // namespace tapchannel

@@ -1,6 +1,11 @@
 // The consumer's seam on a GPU: stream waits on registered host words, release in stream order.
 #pragma once
 
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
 #include "cuda_memory.hpp"
 #include "port.hpp"
 
@@ -22,12 +27,15 @@ class CudaPort final : public Port {
                 uint64_t fill_bytes) noexcept override;
   bool released(size_t word, uint64_t value) const override;
   size_t release_words() const override { return kReleaseWords; }
-  bool fill_poison(const std::vector<Region>& regions) noexcept override;
+  uint64_t start_fill(std::vector<Region> regions) override;
+  bool filled(uint64_t job) const override;
 
  private:
   static constexpr size_t kReleaseWords = 16384;
   static constexpr size_t kPatternBytes = 1 << 20;
   void fill_region(const Region& region, uint64_t pattern);
+  void fill(const std::vector<Region>& regions);
+  void run_fills();
   cuda::Device device_;
   std::shared_ptr<cuda::DeviceArena> arena_;
   struct Lane {
@@ -44,6 +52,15 @@ class CudaPort final : public Port {
   cuda::CUstream release_stream_ = nullptr;
   cuda::CUstream poison_stream_ = nullptr;
   cuda::CUevent event_ = nullptr;
+
+  // Fills run on a thread of their own, which may get stuck in the driver; the monitor must not.
+  std::mutex fill_mutex_;
+  std::condition_variable fill_bell_;
+  std::deque<std::vector<Region>> fills_;
+  bool fill_stop_ = false;
+  uint64_t fills_begun_ = 0;
+  std::atomic<uint64_t> fills_done_{0};
+  std::thread filler_;
 };
 
 }  // namespace tapchannel

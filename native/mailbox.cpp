@@ -2,6 +2,10 @@
 
 namespace tapchannel {
 
+namespace {
+constexpr double kFillPatience = 0.5;  // seconds that a poisoned wait goes on for its pattern
+}  // namespace
+
 MailboxCore::MailboxCore(std::unique_ptr<Port> port, std::vector<ControlBlock> blocks,
                          std::vector<std::vector<CellGeometry>> cells, size_t depth,
                          uint64_t slot_bytes, bool fill_released)
@@ -32,7 +36,8 @@ MailboxCore::~MailboxCore() {
   Patience patience(10.0);
   for (auto& [id, record] : leases_)
     while (record.hold == Hold::dropped ||
-           (record.hold == Hold::releasing && !port_->released(record.word, id))) {
+           (record.hold == Hold::releasing &&
+            !(port_->released(record.word, id) && port_->filled(record.fill)))) {
       if (record.hold == Hold::dropped &&
           port_->release(record.streams, record.word, id, 0, 0) != Given::refused)
         record.hold = Hold::releasing;
@@ -218,20 +223,28 @@ Verdict MailboxCore::reset() {
   return {};
 }
 
+// First the pattern, then the word that lets the stream go on (I4). Where the driver itself is
+// stuck behind the stream the pattern cannot be written in time: the wait must end all the same
+// (I3), the lease raises, and the slot is not granted anew before the late pattern has been
+// performed.
 void MailboxCore::poison(LeaseRecord& record) {
   std::vector<Region> regions;
   std::vector<std::pair<size_t, size_t>> cells;
   for (size_t i = 0; i < lanes_.size(); ++i)
     for (size_t cell = 0; cell < lanes_[i].cells.size(); ++cell) {
-      if (reached(lanes_[i].block.stamp(record.slot, cell).load(std::memory_order_acquire),
-                  record.key))
-        continue;
+      const auto& stamp = lanes_[i].block.stamp(record.slot, cell);
+      if (reached(stamp.load(std::memory_order_acquire), record.key)) continue;
       const auto& geometry = lanes_[i].cells[cell];
-      regions.push_back(
-          {record.slot * slot_bytes_ + geometry.offset, geometry.tap_rows, &geometry});
+      uint64_t offset = record.slot * slot_bytes_ + geometry.offset;
+      regions.push_back({offset, geometry.tap_rows, geometry});
       cells.emplace_back(i, cell);
     }
-  port_->fill_poison(regions);  // first the pattern, then the word that lets the stream go on (I4)
+  record.fill = port_->start_fill(std::move(regions));
+  Patience patience(kFillPatience);
+  while (!port_->filled(record.fill) && !patience.over()) {
+    sleep_ns(20000);
+    patience.tick();
+  }
   for (auto [lane, cell] : cells) {
     auto& word = lanes_[lane].block.stamp(record.slot, cell);
     uint64_t seen = word.load(std::memory_order_acquire);

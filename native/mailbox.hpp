@@ -104,6 +104,7 @@ class MailboxCore {
     uint64_t pass, microbatch, key;
     size_t slot, word;
     int64_t rows = -1;
+    uint64_t fill = 0;  // the poison pattern's job, which must be performed before the slot is free
     Hold hold = Hold::held;
     bool waiting = false;
     Patience patience{0};

@@ -13,7 +13,9 @@ constexpr uint64_t kLongestNap = 100000ULL;
 void MailboxCore::watch_leases(std::vector<uint64_t>& released) {
   for (auto& [id, record] : leases_) {
     if (record.hold == Hold::dropped) released.push_back(id);  // refused once: try again
-    if (record.hold == Hold::releasing && port_->released(record.word, id)) released.push_back(id);
+    if (record.hold == Hold::releasing && port_->released(record.word, id) &&
+        port_->filled(record.fill))
+      released.push_back(id);
     if (!record.waiting) continue;
     if (all_landed(record.key, record.slot)) {
       record.waiting = false;

@@ -126,7 +126,8 @@ void OutboxCore::watch_peer() {
   failure_ = Verdict::of(said_closed ? Fault::peer_closed : Fault::peer_lost);
   failure_.silent = seconds_since(peer.heartbeat.value.load(std::memory_order_acquire));
   record(block_.producer_ring(), Step::lost, 0, 0, 0);
-  undelivered_ = queue_.size() + (draining_ ? 1 : 0);
+  reap();
+  undelivered_ = queue_.size() + in_flight_.size() + (draining_ ? 1 : 0);
   drop_queue([](uint64_t) { return true; });
 }
 

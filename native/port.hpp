@@ -11,7 +11,7 @@ namespace tapchannel {
 struct Region {  // one cell in the arena
   uint64_t offset;
   size_t rows;
-  const CellGeometry* cell;
+  CellGeometry cell;
 };
 
 enum class Given { performed, enqueued, refused };
@@ -36,9 +36,11 @@ class Port {
                         uint64_t offset, uint64_t fill_bytes) noexcept = 0;
   virtual bool released(size_t word, uint64_t value) const = 0;
   virtual size_t release_words() const = 0;
-  // Fills cells with the poison pattern, also while a stream of this process is stuck in a wait.
-  // Bounded; false = gave up.
-  virtual bool fill_poison(const std::vector<Region>& regions) noexcept = 0;
+  // Begins to fill cells with the poison pattern; `filled` says when it has been performed. Never
+  // blocks: the driver may be stuck behind the very wait that is about to be poisoned (a kernel's
+  // first launch loads its module, and waits for the GPU to drain).
+  virtual uint64_t start_fill(std::vector<Region> regions) = 0;
+  virtual bool filled(uint64_t job) const = 0;
 };
 
 class HostPort final : public Port {
@@ -56,13 +58,14 @@ class HostPort final : public Port {
   }
   bool released(size_t, uint64_t) const override { return true; }
   size_t release_words() const override { return SIZE_MAX; }
-  bool fill_poison(const std::vector<Region>& regions) noexcept override {
+  uint64_t start_fill(std::vector<Region> regions) override {
     for (const auto& region : regions)
       for (size_t row = 0; row < region.rows; ++row)
-        std::memset(arena_->base() + region.offset + row * region.cell->pitch,
-                    region.cell->poison_byte, region.cell->row_bytes);
-    return true;
+        std::memset(arena_->base() + region.offset + row * region.cell.pitch,
+                    region.cell.poison_byte, region.cell.row_bytes);
+    return 0;
   }
+  bool filled(uint64_t) const override { return true; }
 
  private:
   std::shared_ptr<Mapping> arena_;

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 import torch.utils.dlpack
@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from . import _native
 
 
+def references(views: Mapping[str, torch.Tensor], name: str) -> int:
+    """Count who refers to a view, in Python and in autograd graphs."""
+    view = views[name]
+    graphs = int(view._use_count())  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
+    return graphs + sys.getrefcount(view)
+
+
+# What that comes to for a view that only its dict refers to: it differs between releases of torch.
+_UNHELD: Final = references({"view": torch.empty(2)[:1]}, "view")
+
+
 @dataclass(frozen=True, slots=True)
 class Granted:
     """What the core gave: the lease's number and key, its slot as a DLPack capsule, its checks."""
@@ -32,6 +43,7 @@ class Granted:
     rows: int | None
     raise_for: Callable[[_native.Verdict, str], TapChannelError]
     timeout: float
+    stream: torch.cuda.Stream | None
 
 
 class Lease(Mapping[str, torch.Tensor]):
@@ -55,7 +67,7 @@ class Lease(Mapping[str, torch.Tensor]):
         self._info: dict[str, TapInfo] = {}
         flat = torch.utils.dlpack.from_dlpack(granted.capsule)  # pyright: ignore[reportUnknownMemberType]
         self._flat: torch.Tensor | None = flat
-        self._stream = torch.cuda.current_stream(flat.device) if flat.is_cuda else None
+        self._stream = granted.stream
 
     @property
     def key(self) -> Key:
@@ -232,14 +244,7 @@ class Lease(Mapping[str, torch.Tensor]):
         storage = flat.untyped_storage()
         holders = int(torch._C._storage_Use_Count(storage._cdata))  # pyright: ignore[reportPrivateUsage, reportUnknownArgumentType, reportAttributeAccessIssue, reportUnknownMemberType]
         others = holders - 2 - len(self._views)  # this wrapper, the flat view, the views handed out
-        return others + sum(1 for name in self._views if self._is_held(name))
-
-    def _is_held(self, name: str) -> bool:
-        """Tell whether anyone but this lease refers to the view: Python, or an autograd graph."""
-        view = self._views[name]
-        own_references = 3  # the dict, this frame's name, getrefcount's argument
-        graphs = int(view._use_count())  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
-        return graphs > 1 or sys.getrefcount(view) > own_references
+        return others + sum(1 for name in self._views if references(self._views, name) > _UNHELD)
 
     def _let_go(self) -> None:
         self._views = {}

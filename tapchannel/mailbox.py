@@ -22,7 +22,7 @@ from .plan import Lane, Sources, TapPlan
 from .readiness import wait_ready
 from .reports import RawEvent, lane_facts, mailbox_facts
 from .service import MailboxService
-from .settings import check_mode, checked_choice, checked_seconds, secret_bytes, stream_handle
+from .settings import check_mode, checked_choice, checked_seconds, reading_stream, secret_bytes
 from .stores import Rendezvous, own_address, rendezvous
 from .verdicts import LaneFacts, Scene, error_from
 
@@ -203,15 +203,15 @@ class Mailbox(lifetime.ClosesOnExit):
         stream: torch.cuda.Stream | None,
     ) -> Lease:
         checked_int("microbatch", microbatch, 0, MAX_MICROBATCHES - 1)
-        handle = stream_handle(stream, self._made.reservation.device.ordinal)
+        stream, handle = reading_stream(stream, self._made.reservation.device.ordinal)
         mode = _HOST if self._check and mode == _STREAM else mode
         verdict, number, capsule = self._core.recv(
             microbatch, mode, handle, limit, -1 if rows is None else rows
         )
         self._raise(verdict, f"recv({microbatch})")
         key = Key(self._core.epoch, self._step, microbatch)
-        granted = Granted(self._core, number, capsule, key, rows, self._error, self._timeout)
-        lease = Lease(granted, self._shares)
+        checks = self._error, self._timeout, stream
+        lease = Lease(Granted(self._core, number, capsule, key, rows, *checks), self._shares)
         if self._check:
             lease.verify()
         return lease
@@ -283,8 +283,7 @@ class Mailbox(lifetime.ClosesOnExit):
     def _lane_facts(self, index: int) -> LaneFacts | None:
         if index < 0:
             return None
-        lane = self._lanes[index]
-        peer = self._service.peers.get(index)
+        lane, peer = self._lanes[index], self._service.peers.get(index)
         taps = [cell.tap.name for cell in lane.cells]
         return LaneFacts(lane.rank, taps, peer.pid if peer else None, peer.host if peer else None)
 

@@ -186,7 +186,11 @@ class Outbox:
                 cannot go on.
         """
         try:
-            verdict = self._push(microbatch, tap, tensor, stream, rows, row_begin)
+            if stream is None:
+                verdict = self._push(microbatch, tap, tensor, rows, row_begin)
+            else:
+                with torch.cuda.stream(stream):
+                    verdict = self._push(microbatch, tap, tensor, rows, row_begin)
         except UsageError as error:
             error.channel, error.rank, error.tap = self._name, self._rank, tap
             raise
@@ -198,7 +202,6 @@ class Outbox:
         microbatch: int,
         tap: str,
         tensor: object,
-        stream: torch.cuda.Stream | None,
         rows: int | None,
         row_begin: int | None,
     ) -> _native.Verdict | None:
@@ -211,13 +214,7 @@ class Outbox:
             raise wrong_kind(tap, dtype, self._torch_device, source)
         if rows is not None:
             source = first_rows(source, rows)
-        if stream is None:
-            owner, address, count, pitch, version = rows_of(source, width, row_bytes)
-            handle = current_stream(self._ordinal)
-        else:
-            with torch.cuda.stream(stream):
-                owner, address, count, pitch, version = rows_of(source, width, row_bytes)
-            handle = stream.cuda_stream
+        owner, address, count, pitch, version = rows_of(source, width, row_bytes)
         return self._core.push(
             microbatch,
             index,
@@ -225,7 +222,7 @@ class Outbox:
             count,
             pitch,
             share * count if row_begin is None else row_begin,
-            handle,
+            current_stream(self._ordinal),
             source.shape,
             owner,
             version,

@@ -75,13 +75,16 @@ def check_mode() -> bool:
     return os.environ.get("TAPCHANNEL_CHECK", "") not in ("", "0")
 
 
-def stream_handle(stream: torch.cuda.Stream | None, ordinal: int | None) -> int:
-    """Give the driver's handle of a stream, the current one by default; 0 in host memory."""
+def reading_stream(
+    stream: torch.cuda.Stream | None, ordinal: int | None
+) -> tuple[torch.cuda.Stream | None, int]:
+    """Give the stream a lease is read on, the current one by default, and the driver's handle."""
     if ordinal is None:
-        return 0
+        return None, 0
     import torch
 
-    return (stream or torch.cuda.current_stream(ordinal)).cuda_stream
+    chosen = stream or torch.cuda.current_stream(ordinal)
+    return chosen, chosen.cuda_stream
 
 
 def cell_geometry(lane: Lane, max_rows: int) -> list[tuple[int, ...]]:

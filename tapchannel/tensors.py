@@ -23,21 +23,20 @@ _UNCHECKED: Final = -1
 Payload: TypeAlias = "tuple[torch.Tensor, int, int, int, int]"
 
 
-def adopt(value: object, stream_device: torch.device | None) -> torch.Tensor:
-    """Take a tensor, or make one of an object with DLPack or ``__cuda_array_interface__``.
+def adopt(value: object, device: torch.device) -> torch.Tensor:
+    """Make a tensor of an object with DLPack or ``__cuda_array_interface__``.
 
     A foreign object has no count of in-place changes, so it is cloned, on the current stream.
 
     Raises:
         UsageError: it is none of these.
     """
-    if isinstance(value, torch.Tensor):
-        return value
     try:
         if hasattr(value, "__dlpack__"):
             return torch.from_dlpack(value).clone()  # pyright: ignore[reportPrivateImportUsage]
-        if hasattr(value, "__cuda_array_interface__") or hasattr(value, "__array_interface__"):
-            return torch.as_tensor(value, device=stream_device).clone()
+        if hasattr(value, "__cuda_array_interface__"):
+            _order_behind(value, device)
+            return torch.as_tensor(value, device=device).clone()
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise UsageError("object cannot be read as a tensor", detail=str(error)) from error
     raise UsageError(
@@ -45,6 +44,15 @@ def adopt(value: object, stream_device: torch.device | None) -> torch.Tensor:
         seen=type(value).__name__,
         expected="a torch tensor, or an object with __dlpack__ or __cuda_array_interface__",
     )
+
+
+def _order_behind(value: object, device: torch.device) -> None:
+    """Let the current stream wait for the stream that the object says it is written on."""
+    interface: object = getattr(value, "__cuda_array_interface__")  # noqa: B009
+    stream = interface.get("stream") if isinstance(interface, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    if isinstance(stream, int) and device.type == "cuda":
+        current = torch.cuda.current_stream(device)
+        current.wait_stream(torch.cuda.ExternalStream(stream, device))
 
 
 def rows_of(tensor: torch.Tensor, width: int, row_bytes: int) -> Payload:
