@@ -66,7 +66,7 @@ class MailboxCore {
   Verdict settle(
       uint64_t lease, double timeout_s,
       const Interrupt::Ask& interrupted);  // host wait until a stream-waited lease has landed
-  AnnounceFacts announce(size_t lane, size_t cell, uint64_t microbatch, uint64_t step);
+  AnnounceFacts announce(size_t lane, size_t cell, uint64_t key);
   bool record_stream(uint64_t lease, uintptr_t stream);
   // Step 9, run by the storage's deleter: on any thread, without a Python lock, never throws, never
   // enqueues into a capture.
@@ -117,7 +117,9 @@ class MailboxCore {
   Verdict standing() const;
   Verdict check_recv(const RecvRequest& request);
   std::vector<Holder> blockers(uint64_t microbatch, bool hard) const;
+  Verdict lane_unmet(size_t index, const RecvRequest& request, uint64_t key, bool stamps);
   Verdict unmet(const RecvRequest& request, uint64_t key, bool stamps);
+  Verdict given_up(uint64_t key);
   static bool gave_up(const ProducerWords& words, uint64_t pass);
   Verdict lane_fault(Lane& lane, size_t index, uint64_t key);
   Verdict rows_fault(uint64_t key, size_t slot, int64_t rows) const;

@@ -30,7 +30,8 @@ void MailboxCore::watch_leases(std::vector<uint64_t>& released) {
     RecvRequest request;
     request.microbatch = record.microbatch;
     request.need_announces = true;
-    Verdict want = unmet(request, record.key, true);
+    Verdict want = given_up(record.key);
+    if (!want) want = unmet(request, record.key, true);
     if (!want) continue;
     if (want.fault == Fault::would_block && record.patience.over())
       want = late(want, record.patience);

@@ -36,10 +36,7 @@ Verdict MailboxCore::lane_fault(Lane& lane, size_t index, uint64_t key) {
   bad.lane = static_cast<int>(index);
   uint64_t theirs = words.open_pass.value.load(std::memory_order_acquire);
   uint64_t mine = make_stamp(epoch_, step_, microbatches_);
-  if (lane.attached && gave_up(words, pass_of(key))) {
-    bad.fault = Fault::aborted_by_peer;
-    bad.reason = read_text(words.reason);
-  } else if (lane.lost || lane.barred_pass == pass_of(key)) {
+  if (lane.lost || lane.barred_pass == pass_of(key)) {
     bad.fault = Fault::peer_lost;
   } else if (lane.ever && !lane.attached) {
     bad.fault = Fault::peer_closed;
@@ -97,36 +94,59 @@ Verdict MailboxCore::rows_fault(uint64_t key, size_t slot, int64_t rows) const {
   return {};
 }
 
-// The first thing that the key still lacks: would_block with lane and cell, or a fault that waiting
-// cannot mend.
-Verdict MailboxCore::unmet(const RecvRequest& request, uint64_t key, bool stamps) {
+// What one lane still lacks of the key: would_block with the cell, or a fault that waiting cannot
+// mend.
+Verdict MailboxCore::lane_unmet(size_t index, const RecvRequest& request, uint64_t key,
+                                bool stamps) {
+  Lane& lane = lanes_[index];
   size_t slot = request.microbatch % depth_;
-  for (size_t i = 0; i < lanes_.size(); ++i) {
-    Lane& lane = lanes_[i];
-    bool announces = request.need_announces || lane.same_process || stamps;
-    for (size_t cell = 0; cell < lane.cells.size(); ++cell) {
-      uint64_t seen = lane.block.stamp(slot, cell).load(std::memory_order_acquire);
-      bool here = reached(seen, key);
-      uint64_t said = lane.block.announce(slot, cell).key.load(std::memory_order_acquire);
-      if (here && seen != key) {
-        Verdict bad = Verdict::of(Fault::overrun, key);
-        bad.lane = static_cast<int>(i), bad.cell = static_cast<int>(cell), bad.seen = seen,
-        bad.expected = key;
-        return bad;
-      }
-      if ((here || !stamps) && (said == key || !announces)) continue;
-      if (Verdict bad = lane_fault(lane, i, key)) {
-        bad.cell = static_cast<int>(cell), bad.slot = static_cast<int>(slot);
-        return bad;
-      }
-      Verdict want = Verdict::of(Fault::would_block, key);
-      want.lane = static_cast<int>(i), want.cell = static_cast<int>(cell),
-      want.slot = static_cast<int>(slot);
-      want.seen = seen, want.expected = said == key ? 1 : 0;
-      return want;
+  bool announces = request.need_announces || lane.same_process || stamps;
+  for (size_t cell = 0; cell < lane.cells.size(); ++cell) {
+    uint64_t seen = lane.block.stamp(slot, cell).load(std::memory_order_acquire);
+    uint64_t said = lane.block.announce(slot, cell).key.load(std::memory_order_acquire);
+    bool here = reached(seen, key);
+    Verdict found = Verdict::of(Fault::would_block, key, static_cast<int>(cell));
+    found.slot = static_cast<int>(slot);
+    found.lane = static_cast<int>(index);
+    found.seen = seen;
+    if (here && seen != key) {
+      found.fault = Fault::overrun;
+      found.expected = key;
+      return found;
     }
-    if (announces)
-      if (Verdict bad = bad_announce(lane, i, slot, key)) return bad;
+    if ((here || !stamps) && (said == key || !announces)) continue;
+    if (Verdict bad = lane_fault(lane, index, key)) {
+      bad.cell = found.cell;
+      bad.slot = found.slot;
+      return bad;
+    }
+    found.expected = said == key ? 1 : 0;
+    return found;
+  }
+  return announces ? bad_announce(lane, index, slot, key) : Verdict{};
+}
+
+// What the key still lacks. A fault of any lane comes before a wait for another.
+Verdict MailboxCore::unmet(const RecvRequest& request, uint64_t key, bool stamps) {
+  Verdict want;
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    Verdict found = lane_unmet(i, request, key, stamps);
+    if (found && found.fault != Fault::would_block) return found;
+    if (found && !want) want = std::move(found);
+  }
+  return want;
+}
+
+// A pass that a producer gave up is over, also where its tap has landed: it may have been taken
+// back.
+Verdict MailboxCore::given_up(uint64_t key) {
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    const auto& words = lanes_[i].block.producer();
+    if (!lanes_[i].attached || !gave_up(words, pass_of(key))) continue;
+    Verdict bad = Verdict::of(Fault::aborted_by_peer, key);
+    bad.lane = static_cast<int>(i);
+    bad.reason = read_text(words.reason);
+    return bad;
   }
   return {};
 }
@@ -200,6 +220,7 @@ Verdict MailboxCore::host_wait(std::unique_lock<std::mutex>& lock, const RecvReq
   uint64_t pass_then = pass();
   Interrupt interrupt(request.interrupted);
   while (true) {
+    if (Verdict over = given_up(key)) return over;
     Verdict want;
     uint32_t before = bell_.count.load(std::memory_order_seq_cst);
     if (granted_ <= request.microbatch) {
@@ -326,11 +347,12 @@ Verdict MailboxCore::settle(uint64_t lease, double timeout_s, const Interrupt::A
   }
 }
 
-AnnounceFacts MailboxCore::announce(size_t index, size_t cell, uint64_t microbatch, uint64_t step) {
+// By its own key, not the open pass's: a lease stays readable when the mailbox is reset.
+AnnounceFacts MailboxCore::announce(size_t index, size_t cell, uint64_t key) {
   std::lock_guard lock(mutex_);
   const auto& lane = lanes_.at(index);
-  const Announce& said = lane.block.announce(microbatch % depth_, cell);
-  uint64_t key = make_stamp(epoch_, step, microbatch + 1);
+  if (cell >= lane.cells.size() || count_of(key) == 0) return {};
+  const Announce& said = lane.block.announce((count_of(key) - 1) % depth_, cell);
   AnnounceFacts facts;
   if (said.key.load(std::memory_order_acquire) != key) return facts;
   facts.rows = said.rows;

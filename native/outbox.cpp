@@ -79,7 +79,8 @@ Verdict OutboxCore::open_pass(uint64_t step, uint64_t microbatches) {
   microbatches_ = microbatches;
   last_step_ = static_cast<int64_t>(step);
   pushed_.assign(microbatches * cells_.size(), false);
-  pushed_count_ = 0;
+  pushed_count_ = undelivered_ = 0;
+  dropped_ = {};
   open_ = true;
   block_.producer().open_pass.value.store(make_stamp(epoch_, step_, microbatches),
                                           std::memory_order_release);
@@ -331,6 +332,7 @@ Verdict OutboxCore::flush(double timeout_s, const Interrupt::Ask& interrupted) {
     if (stop) return Verdict::of(Fault::interrupted);
     drain(lock);
     reap();
+    if (dropped_) return std::exchange(dropped_, {});
     if (queue_.empty() && in_flight_.empty() && !draining_) return {};
     patience.tick();
     if (patience.over()) break;

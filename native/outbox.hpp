@@ -131,6 +131,7 @@ class OutboxCore {
   std::vector<Retired> retired_;
   uint64_t issued_ = 0, aborts_ = 0;
   Verdict failure_;
+  Verdict dropped_;  // why queued pushes of the pass were dropped by the other side
   OutboxCounters counters_;
   std::function<void()> on_retired_;
   std::atomic<bool> stop_{false};

@@ -100,9 +100,17 @@ void OutboxCore::watch_queue() {
   if (queue_.empty()) return;
   uint64_t theirs = pass_of(peer.aborted.value.load(std::memory_order_acquire));
   uint64_t life = peer.epoch.value.load(std::memory_order_acquire);
-  drop_queue([&](uint64_t key) {
-    return theirs >= pass_of(key) || life != epoch_of(key);
-  });  // the next push says why
+  size_t before = queue_.size();
+  uint64_t first = queue_.front().key;
+  drop_queue([&](uint64_t key) { return theirs >= pass_of(key) || life != epoch_of(key); });
+  if (queue_.size() < before) {  // flush, the next push and close_pass say so
+    undelivered_ += before - queue_.size();
+    dropped_ = Verdict::of(life != epoch_of(first) ? Fault::epoch_mismatch : Fault::aborted_by_peer,
+                           first);
+    dropped_.seen = make_stamp(life, 0, 0);
+    dropped_.expected = first;
+    dropped_.reason = read_text(peer.reason);
+  }
   if (queue_.empty()) return;
   uint64_t key = queue_.front().key;
   queue_wait_.tick();
@@ -127,7 +135,7 @@ void OutboxCore::watch_peer() {
   failure_.silent = seconds_since(peer.heartbeat.value.load(std::memory_order_acquire));
   record(block_.producer_ring(), Step::lost, 0, 0, 0);
   reap();
-  undelivered_ = queue_.size() + in_flight_.size() + (draining_ ? 1 : 0);
+  undelivered_ += queue_.size() + in_flight_.size() + (draining_ ? 1 : 0);
   drop_queue([](uint64_t) { return true; });
 }
 

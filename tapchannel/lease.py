@@ -243,7 +243,11 @@ class Lease(Mapping[str, torch.Tensor]):
         flat = cast("torch.Tensor", self._flat)
         storage = flat.untyped_storage()
         holders = int(torch._C._storage_Use_Count(storage._cdata))  # pyright: ignore[reportPrivateUsage, reportUnknownArgumentType, reportAttributeAccessIssue, reportUnknownMemberType]
-        others = holders - 2 - len(self._views)  # this wrapper, the flat view, the views handed out
+        # A change of dtype makes a tensor in between, which the view keeps as its base.
+        bases = [view._base for view in self._views.values()]
+        between = len({id(base) for base in bases if base is not None and base is not flat})
+        others = holders - 2 - len(self._views) - between  # 2: this wrapper and the flat view
+        del bases
         return others + sum(1 for name in self._views if references(self._views, name) > _UNHELD)
 
     def _let_go(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -112,13 +113,12 @@ class Outbox:
             self._timeout,
             attached.link.detach(),
         )
-        facts = LaneFacts(
-            self._rank,
-            [cell.tap.name for cell in attached.cells],
-            attached.offer.pid,
-            attached.offer.host,
+        taps = [cell.tap.name for cell in attached.cells]
+        facts = LaneFacts(self._rank, taps, os.getpid(), socket.gethostname())
+        peer = f"consumer (pid {attached.offer.pid} on host {attached.offer.host})"
+        self._scene = Scene(
+            self._name, attached.offer.depth, lambda _: facts, peer, attached.offer.lane
         )
-        self._scene = Scene(self._name, attached.offer.depth, lambda _: facts, "consumer")
         self._ordinal = attached.device.ordinal
         self._torch_device = torch.device(str(attached.device))
         self._device_number = -1 if self._ordinal is None else self._ordinal

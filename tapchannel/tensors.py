@@ -100,5 +100,5 @@ def _any_rows(tensor: torch.Tensor, width: int, row_bytes: int) -> Payload:
 
 def checksum(tensor: torch.Tensor) -> int:
     """Give the CRC-32 of a tensor's bytes in row order; copies them to the host."""
-    local = tensor.detach().contiguous().cpu()
+    local = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
     return zlib.crc32(ctypes.string_at(local.data_ptr(), local.nbytes)) if local.nbytes else 0

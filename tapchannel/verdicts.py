@@ -32,6 +32,7 @@ class Scene:
     depth: int
     lane: Callable[[int], LaneFacts | None]
     peer: str
+    own_lane: int | None = None  # an outbox has one lane, whatever the verdict says
 
 
 _Rule = tuple[type[TapChannelError], str, str | None, str | None]
@@ -193,7 +194,8 @@ def error_from(verdict: _native.Verdict, scene: Scene, doing: str) -> TapChannel
     fields["key"] = _key(verdict.key)
     facts = scene.lane(verdict.lane) if verdict.lane >= 0 else scene.lane(-1)
     if facts is not None:
-        fields.update(lane=max(verdict.lane, 0), rank=facts.rank, pid=facts.pid, host=facts.host)
+        index = verdict.lane if scene.own_lane is None else scene.own_lane
+        fields.update(lane=index, rank=facts.rank, pid=facts.pid, host=facts.host)
         if 0 <= verdict.cell < len(facts.taps):
             fields["tap"] = facts.taps[verdict.cell]
     fields.update(_compared(verdict))
