@@ -117,9 +117,8 @@ nb::object without_gil(Call&& call) {
   return verdict_or_none(verdict);
 }
 
-nb::object announced(PyMailbox& self, size_t lane, size_t cell, uint64_t microbatch,
-                     uint64_t step) {
-  AnnounceFacts facts = self.core->announce(lane, cell, microbatch, step);
+nb::object announced(PyMailbox& self, size_t lane, size_t cell, uint64_t key) {
+  AnnounceFacts facts = self.core->announce(lane, cell, key);
   if (!facts.present) return nb::none();
   nb::object checksum = (facts.flags & kChecksummed) != 0 ? nb::cast(facts.checksum) : nb::none();
   return nb::make_tuple(facts.rows, facts.row_begin, nb::tuple(nb::cast(facts.shape)),
@@ -235,10 +234,9 @@ void bind_mailbox(nb::module_& module) {
       nb::arg("lease"), nb::arg("timeout"),
       nb::sig("def settle(self, lease: int, timeout: float) -> Verdict | None"));
   mailbox.def(
-      "announce", &announced, nb::arg("lane"), nb::arg("cell"), nb::arg("microbatch"),
-      nb::arg("step"),
+      "announce", &announced, nb::arg("lane"), nb::arg("cell"), nb::arg("key"),
       "(rows, row_begin, shape, dropped, checksum or None), or None while nothing is announced.",
-      nb::sig("def announce(self, lane: int, cell: int, microbatch: int, step: int) -> tuple[int, "
+      nb::sig("def announce(self, lane: int, cell: int, key: int) -> tuple[int, "
               "int, tuple[int, ...], bool, int | None] | None"));
   mailbox.def(
       "record_stream",

@@ -165,7 +165,7 @@ class Mailbox:
 
     def settle(self, lease: int, timeout: float) -> Verdict | None: ...
 
-    def announce(self, lane: int, cell: int, microbatch: int, step: int) -> tuple[int, int, tuple[int, ...], bool, int | None] | None:
+    def announce(self, lane: int, cell: int, key: int) -> tuple[int, int, tuple[int, ...], bool, int | None] | None:
         """
         (rows, row_begin, shape, dropped, checksum or None), or None while nothing is announced.
         """
