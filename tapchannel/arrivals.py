@@ -114,7 +114,7 @@ def _tiled(shares: Shares, key: Key, tap: Tap, said: Sequence[_Announce]) -> int
 
 def _announce(core: _native.Mailbox, share: _Share, key: Key) -> _Announce:
     lane, cell = share
-    facts = core.announce(lane.index, cell.index, key.microbatch, key.step)
+    facts = core.announce(lane.index, cell.index, key.stamp())
     if facts is None:
         raise ProtocolError("announce of a landed cell is gone", key=key, rank=lane.rank)
     return facts
