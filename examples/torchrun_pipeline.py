@@ -89,6 +89,7 @@ def main():
         stage.tap = taps[rank]
         with tapchannel.Outbox(plan, rank, store=store) as stage.outbox:
             train(stage, stage.outbox)
+        dist.barrier()
     else:
         stage = DraftStage(*place)
         stage.draft = nn.Linear(len(taps) * WIDTH, WIDTH)
@@ -97,6 +98,7 @@ def main():
         sources = {producer: [tap] for producer, tap in enumerate(taps)}
         with tapchannel.Mailbox(plan, sources, depth=stages, store=store) as stage.mailbox:
             train(stage, stage.mailbox)
+            dist.barrier()  # the mailbox closes after the outboxes
         first, last = stage.draft_losses[0], stage.draft_losses[-1]
         print(f"draft loss {first:.4f} in the first microbatch, {last:.4f} in the last")
     dist.destroy_process_group()

@@ -111,7 +111,7 @@ nb::object without_gil(PyOutbox& self, Call&& call) {
     verdict = call(*self.core);
   }
   if (verdict.fault == Fault::interrupted) nb::raise_python_error();
-  PyOutbox::reap(*self.core, false);
+  if (verdict.fault != Fault::forked) PyOutbox::reap(*self.core, false);
   return verdict_or_none(verdict);
 }
 

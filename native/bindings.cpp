@@ -105,16 +105,19 @@ nb::list events_of(const Ring& ring) {
 
 CellGeometry geometry_from(nb::handle fields) {
   auto values = nb::cast<std::vector<uint64_t>>(fields);
-  if (values.size() != 9) throw std::invalid_argument("a cell's geometry has 9 fields");
-  return {values[0],
-          values[1],
-          values[2],
-          values[3],
-          values[4],
-          static_cast<uint32_t>(values[5]),
-          static_cast<uint8_t>(values[6]),
-          static_cast<uint32_t>(values[7]),
-          values[8] != 0};
+  if (values.size() != 10) throw std::invalid_argument("a cell's geometry has 10 fields");
+  CellGeometry cell;
+  cell.offset = values[0];
+  cell.row_bytes = values[1];
+  cell.pitch = values[2];
+  cell.row_limit = values[3];
+  cell.tap_rows = values[4];
+  cell.dtype = static_cast<uint32_t>(values[5]);
+  cell.poison_byte = static_cast<uint8_t>(values[6]);
+  cell.tap = static_cast<uint32_t>(values[7]);
+  cell.counts_rows = values[8] != 0;
+  cell.width = values[9];
+  return cell;
 }
 
 }  // namespace tapchannel

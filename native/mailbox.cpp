@@ -62,6 +62,7 @@ Verdict MailboxCore::check() {
 }
 
 uint64_t MailboxCore::epoch() {
+  if (fork_.forked()) return 0;
   std::lock_guard lock(mutex_);
   return epoch_;
 }
@@ -153,6 +154,7 @@ std::vector<Holder> MailboxCore::blockers(uint64_t microbatch, bool hard) const 
 }
 
 std::vector<Holder> MailboxCore::holders() {
+  if (fork_.forked()) return {};
   std::lock_guard lock(mutex_);
   std::vector<Holder> found;
   for (const auto& [id, record] : leases_)
@@ -271,6 +273,7 @@ Verdict MailboxCore::check_lease(uint64_t lease) {
 }
 
 bool MailboxCore::record_stream(uint64_t lease, uintptr_t stream) {
+  if (fork_.forked()) return false;
   std::lock_guard lock(mutex_);
   auto found = leases_.find(lease);
   if (found == leases_.end() || found->second.hold != Hold::held) return false;

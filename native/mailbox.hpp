@@ -17,7 +17,7 @@ namespace tapchannel {
 enum class WaitMode : int { attempt = 0, host = 1, stream = 2 };
 
 struct AnnounceFacts {
-  bool present = false;
+  bool present = false, fits = false;
   uint64_t rows = 0, row_begin = 0;
   uint32_t dtype = 0, flags = 0, checksum = 0;
   std::vector<uint64_t> shape;
@@ -123,6 +123,7 @@ class MailboxCore {
   static bool gave_up(const ProducerWords& words, uint64_t pass);
   Verdict lane_fault(Lane& lane, size_t index, uint64_t key);
   Verdict rows_fault(uint64_t key, size_t slot, int64_t rows) const;
+  static AnnounceFacts read_announce(const Lane& lane, size_t cell, size_t slot, uint64_t key);
   Verdict bad_announce(const Lane& lane, size_t index, size_t slot, uint64_t key);
   Verdict host_wait(std::unique_lock<std::mutex>& lock, const RecvRequest& request, uint64_t key,
                     double& waited_s);

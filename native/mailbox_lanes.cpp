@@ -35,6 +35,7 @@ void MailboxCore::store_lane_words(Lane& lane) {
 }
 
 MailboxCore::Admission MailboxCore::may_attach(size_t index) {
+  if (fork_.forked()) return Admission::closed;
   std::lock_guard lock(mutex_);
   if (closed_) return Admission::closed;
   Lane& lane = lanes_.at(index);
@@ -74,19 +75,22 @@ MailboxCore::Admission MailboxCore::attach(size_t index, int socket, int pidfd, 
   return Admission::free;
 }
 
+// The peer never heard "live": it has put nothing, and needs no fence.
 void MailboxCore::revoke(size_t index) {
+  if (fork_.forked()) return;
   std::lock_guard lock(mutex_);
   Lane& lane = lanes_.at(index);
   if (!lane.attached) return;
   lane.attached = false;
-  lane.lost = true;
+  lane.clean = true;
   ForkGuard::forget(lane.socket);
   ::close(lane.socket);
   lane.socket = -1;
-  record(lane.block.consumer_ring(), Step::lost, 0, 0, 0);
+  record(lane.block.consumer_ring(), Step::close, 0, 0, 0);
 }
 
 LaneStatus MailboxCore::lane_status(size_t index) {
+  if (fork_.forked()) return {};
   std::lock_guard lock(mutex_);
   Lane& lane = lanes_.at(index);
   if (!closed_) watch_lane(lane);

@@ -13,8 +13,11 @@ Verdict MailboxCore::check_recv(const RecvRequest& request) {
   if (Verdict bad = standing()) return bad;
   if (!open_) return Verdict::of(Fault::no_pass);
   uint64_t key = make_stamp(epoch_, step_, request.microbatch + 1);
-  if (request.microbatch >= microbatches_)
-    return Verdict::of(Fault::bad_microbatch, make_stamp(epoch_, step_, microbatches_));
+  if (request.microbatch >= microbatches_) {
+    Verdict bad = Verdict::of(Fault::bad_microbatch, make_stamp(epoch_, step_, microbatches_));
+    bad.seen = request.microbatch;
+    return bad;
+  }
   if (received_[request.microbatch] != Received::no) return Verdict::of(Fault::received_twice, key);
   if (!port_->on_host() && port_->capturing(request.stream))
     return Verdict::of(Fault::capturing, key);
@@ -53,19 +56,40 @@ Verdict MailboxCore::lane_fault(Lane& lane, size_t index, uint64_t key) {
   return bad.fault == Fault::none ? Verdict{} : bad;
 }
 
+// Copies an announce, then checks the copy: its writer may change the words under every look.
+AnnounceFacts MailboxCore::read_announce(const Lane& lane, size_t cell, size_t slot, uint64_t key) {
+  const Announce& said = lane.block.announce(slot, cell);
+  const auto& geometry = lane.cells[cell];
+  AnnounceFacts facts;
+  facts.present = said.key.load(std::memory_order_acquire) == key;
+  facts.rows = said.rows;
+  facts.row_begin = said.row_begin;
+  facts.dtype = said.dtype;
+  facts.flags = said.flags;
+  facts.checksum = said.checksum;
+  uint32_t ndim = said.ndim;
+  if (ndim >= 1 && ndim <= kMaxDims) facts.shape.assign(said.shape, said.shape + ndim);
+  facts.present = facts.present && said.key.load(std::memory_order_acquire) == key;
+
+  uint64_t rows = 1;  // what the shape comes to, its last dimension left out
+  for (size_t i = 0; i + 1 < facts.shape.size(); ++i) {
+    if (facts.shape[i] != 0 && rows > geometry.row_limit) break;
+    rows = facts.shape[i] > geometry.row_limit ? geometry.row_limit + 1 : rows * facts.shape[i];
+  }
+  facts.fits = facts.rows <= geometry.row_limit && facts.row_begin <= geometry.tap_rows &&
+               facts.rows <= geometry.tap_rows - facts.row_begin && facts.dtype == geometry.dtype &&
+               !facts.shape.empty() && facts.shape.back() == geometry.width && rows == facts.rows;
+  return facts;
+}
+
 Verdict MailboxCore::bad_announce(const Lane& lane, size_t index, size_t slot, uint64_t key) {
   for (size_t cell = 0; cell < lane.cells.size(); ++cell) {
-    const auto& announce = lane.block.announce(slot, cell);
-    const auto& geometry = lane.cells[cell];
-    uint64_t rows = announce.rows, begin = announce.row_begin;
-    bool fits = rows <= geometry.row_limit && begin <= geometry.tap_rows &&
-                rows <= geometry.tap_rows - begin;
-    if (fits && announce.dtype == geometry.dtype && announce.ndim <= kMaxDims) continue;
-    Verdict bad = Verdict::of(Fault::bad_announce, key);
+    AnnounceFacts facts = read_announce(lane, cell, slot, key);
+    if (facts.fits) continue;
+    Verdict bad = Verdict::of(Fault::bad_announce, key, static_cast<int>(cell));
     bad.lane = static_cast<int>(index);
-    bad.cell = static_cast<int>(cell);
-    bad.seen = rows;
-    bad.expected = geometry.row_limit;
+    bad.seen = facts.rows;
+    bad.expected = lane.cells[cell].row_limit;
     return bad;
   }
   return {};
@@ -349,20 +373,12 @@ Verdict MailboxCore::settle(uint64_t lease, double timeout_s, const Interrupt::A
 
 // By its own key, not the open pass's: a lease stays readable when the mailbox is reset.
 AnnounceFacts MailboxCore::announce(size_t index, size_t cell, uint64_t key) {
+  if (fork_.forked()) return {};
   std::lock_guard lock(mutex_);
   const auto& lane = lanes_.at(index);
   if (cell >= lane.cells.size() || count_of(key) == 0) return {};
-  const Announce& said = lane.block.announce((count_of(key) - 1) % depth_, cell);
-  AnnounceFacts facts;
-  if (said.key.load(std::memory_order_acquire) != key) return facts;
-  facts.rows = said.rows;
-  facts.row_begin = said.row_begin;
-  facts.dtype = said.dtype;
-  facts.flags = said.flags;
-  facts.checksum = said.checksum;
-  uint32_t ndim = std::min(said.ndim, kMaxDims);
-  facts.shape.assign(said.shape, said.shape + ndim);
-  facts.present = said.key.load(std::memory_order_acquire) == key;
+  AnnounceFacts facts = read_announce(lane, cell, (count_of(key) - 1) % depth_, key);
+  facts.present = facts.present && facts.fits;
   return facts;
 }
 

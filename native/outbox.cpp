@@ -119,13 +119,21 @@ Verdict OutboxCore::check_push(const Push& push) {
   if (Verdict bad = check_peer()) return bad;
   if (!open_) return Verdict::of(Fault::no_pass);
   uint64_t key = make_stamp(epoch_, step_, push.microbatch + 1);
-  if (push.microbatch >= microbatches_)
-    return Verdict::of(Fault::bad_microbatch, make_stamp(epoch_, step_, microbatches_));
+  if (push.microbatch >= microbatches_) {
+    Verdict bad = Verdict::of(Fault::bad_microbatch, make_stamp(epoch_, step_, microbatches_));
+    bad.seen = push.microbatch;
+    return bad;
+  }
   if (push.cell >= cells_.size()) return Verdict::of(Fault::bad_cell, key);
   const auto& cell = cells_[push.cell];
-  if (push.source.rows > cell.row_limit || push.row_begin > cell.tap_rows ||
-      push.source.rows > cell.tap_rows - push.row_begin)
-    return Verdict::of(Fault::bad_rows, key, static_cast<int>(push.cell));
+  uint64_t limit = push.row_begin > cell.tap_rows ? 0 : cell.tap_rows - push.row_begin;
+  limit = std::min(limit, cell.row_limit);
+  if (push.source.rows > limit || push.row_begin > cell.tap_rows) {
+    Verdict bad = Verdict::of(Fault::bad_rows, key, static_cast<int>(push.cell));
+    bad.seen = push.source.rows;
+    bad.expected = limit;
+    return bad;
+  }
   if (pushed_[push.microbatch * cells_.size() + push.cell])
     return Verdict::of(Fault::pushed_twice, key, static_cast<int>(push.cell));
   const auto& peer = block_.consumer();
@@ -172,6 +180,8 @@ Verdict OutboxCore::push(Push push) {
   if (!now && !dropped && queue_.size() >= queue_limit_) {
     Verdict bad = Verdict::of(Fault::queue_full, key, static_cast<int>(push.cell));
     bad.seen = queue_.size();
+    bad.waited = queue_wait_.waited_s();
+    bad.limit = timeout_s_;
     return bad;
   }
   Pending pending{push, key, nullptr, dropped, now_ns()};
@@ -288,6 +298,7 @@ void OutboxCore::device_failed(const std::string& reason) {
 }
 
 void OutboxCore::modified(const Retired& source) {
+  if (fork_.forked()) return;
   std::lock_guard lock(mutex_);
   if (failure_) return;
   fail(Verdict::of(Fault::source_modified, source.key, static_cast<int>(source.cell)),
@@ -354,6 +365,7 @@ Verdict OutboxCore::flush(double timeout_s, const Interrupt::Ask& interrupted) {
 }
 
 OutboxCounters OutboxCore::counters() {
+  if (fork_.forked()) return {};
   std::lock_guard lock(mutex_);
   counters_.queued = queue_.size();
   return counters_;

@@ -78,6 +78,7 @@ void OutboxCore::reap() {
 }
 
 std::vector<Retired> OutboxCore::take_retired(bool attempt) {
+  if (fork_.forked()) return {};
   std::unique_lock lock(mutex_, std::defer_lock);
   if (!attempt)
     lock.lock();

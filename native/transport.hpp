@@ -34,6 +34,7 @@ struct CellGeometry {
   uint32_t dtype = 0;
   uint8_t poison_byte = 0xff;
   uint32_t tap = 0;         // index in the plan
+  uint64_t width = 0;       // elements in this cell's share of a row
   bool counts_rows = true;  // one column share of each row share counts the tap's rows
 };
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import _native
-from .descriptor import ID_BYTES
+from .descriptor import ID_BYTES, checked_plan
 from .memory import Device, Reservation, arena_bytes, keep_local
 from .plan import Lane, TapPlan
 from .settings import cell_geometry
@@ -52,6 +52,7 @@ def assemble(wanted: Wanted) -> Assembled:
         TransportUnavailable: no transport serves the device.
     """
     plan, depth, lanes = wanted.plan, wanted.depth, wanted.lanes
+    checked_plan(plan)
     choice = choose(wanted.device, wanted.transport)
     size = arena_bytes(plan, depth, len(lanes))
     arithmetic = (
@@ -65,7 +66,11 @@ def assemble(wanted: Wanted) -> Assembled:
     mailbox_id = secrets.token_bytes(ID_BYTES)
     blocks = [
         _native.ControlBlock.create(
-            f"{label}:lane{lane.index}", lane.index, depth, len(lane.cells), mailbox_id
+            f"tapchannel:lane{lane.index}:{wanted.name}",
+            lane.index,
+            depth,
+            len(lane.cells),
+            mailbox_id,
         )
         for lane in lanes
     ]

@@ -7,16 +7,34 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Final
 
 from . import _native, errors
-from .descriptor import NONCE_BYTES, Challenge, Hello, Offer, Refusal, proof, proven
-from .errors import AttachError, AttachTimeout, ConfigError, PlanMismatchError, ProtocolError
+from .descriptor import (
+    NONCE_BYTES,
+    Challenge,
+    Hello,
+    Offer,
+    Refusal,
+    checked_plan,
+    proof,
+    proven,
+)
+from .errors import (
+    AttachError,
+    AttachTimeout,
+    ConfigError,
+    PlanMismatchError,
+    ProtocolError,
+    TapChannelError,
+)
 from .memory import Device, local_arena
 from .plan import Cell, TapPlan
-from .sockets import native_address
+from .sockets import Descriptor, native_address, other_user
 from .stores import Rendezvous
+from .targets import targets_of
 from .transport.base import Transport
 from .transport.select import choose, transport_of
 from .wire import CHALLENGE, HELLO, LIVE, OFFER, READY, REFUSAL, Fields, receive_frame, send_frame
@@ -33,9 +51,9 @@ class Request:
     plan: TapPlan
     rank: int
     claimed: tuple[str, ...] | None
-    device: object
+    device: Device | None
     transport: str
-    secret: bytes | None
+    secret: bytes | None = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +71,11 @@ class Attachment:
 
 
 class _Again(Exception):
-    """This attempt failed for a reason that time may mend."""
+    """This attempt failed for a reason that time may mend; ``ours``: by our own deadline."""
+
+    def __init__(self, reason: str, *, ours: bool = False) -> None:
+        super().__init__(reason)
+        self.ours = ours
 
 
 def attach(place: Rendezvous, request: Request, limit: float) -> Attachment:
@@ -66,16 +88,21 @@ def attach(place: Rendezvous, request: Request, limit: float) -> Attachment:
         AttachTimeout: no mailbox was there in time, or it never let this lane in.
         PlanMismatchError, AttachError, TransportUnavailable, UsageError: it refused, and said why.
     """
+    checked_plan(request.plan)
     began = time.monotonic()
     last = "no mailbox has published its address yet"
     while True:
         try:
             address = place.lookup()
             if address is not None:
-                last = f"address {address}"
                 return _attempt(address, request, began + limit)
         except _Again as reason:
-            last = str(reason)
+            # Our own deadline ends the last attempt: what an earlier one was told says more.
+            if not (reason.ours and limit <= time.monotonic() - began and "refused" in last):
+                last = str(reason)
+        except TapChannelError as error:
+            error.channel, error.rank = error.channel or request.name, request.rank
+            raise
         waited = time.monotonic() - began
         if waited >= limit:
             raise AttachTimeout(
@@ -93,19 +120,34 @@ def attach(place: Rendezvous, request: Request, limit: float) -> Attachment:
 
 def _attempt(address: str, request: Request, deadline: float) -> Attachment:
     deadline = min(deadline, time.monotonic() + _ATTEMPT_S)
-    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        link.settimeout(max(0.01, deadline - time.monotonic()))
-        link.connect(native_address(address))
-        return _handshake(link, request, deadline)
-    except (ConnectionError, FileNotFoundError, TimeoutError) as error:
-        link.close()
-        if isinstance(error, errors.TapChannelError):
+    with ExitStack() as held:
+        link = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        try:
+            link.settimeout(max(0.01, deadline - time.monotonic()))
+            link.connect(native_address(address))
+            problem = other_user(link)
+            if problem is not None:
+                raise AttachError(
+                    "mailbox belongs to another user",
+                    reason=problem,
+                    next_step="run both sides as one user, or use a store that others cannot write",
+                )
+            attached = _handshake(link, request, deadline)
+        except errors.TapChannelError:
             raise
-        raise _Again(f"{address}: {error}") from error
-    except BaseException:
-        link.close()
-        raise
+        except (ConnectionError, FileNotFoundError, BlockingIOError) as error:
+            raise _Again(f"{address}: {error}") from error
+        except TimeoutError as error:
+            raise _Again(f"{address}: {error}", ours=True) from error
+        except OSError as error:
+            raise AttachError(
+                "mailbox's address cannot be used",
+                seen=address,
+                reason=str(error),
+                next_step="name a socket path that both sides may open",
+            ) from error
+        held.pop_all()
+        return attached
 
 
 def _handshake(link: socket.socket, request: Request, deadline: float) -> Attachment:
@@ -134,18 +176,15 @@ def _handshake(link: socket.socket, request: Request, deadline: float) -> Attach
     )
     send_frame(link, HELLO, hello.body())
     fields, fds = receive_frame(link, deadline, (OFFER, REFUSAL))
-    try:
+    with ExitStack() as received:
+        handles = [received.enter_context(Descriptor(fd)) for fd in fds]
         _raise_refusal(fields, request)
         offer = Offer.parse(fields)
         if request.secret is not None and not proven(
             proof(request.secret, "mailbox", challenge, nonce, request.rank), offer.proof
         ):
             raise AttachError("mailbox does not know the job secret", channel=request.name)
-    except BaseException:
-        for fd in fds:
-            os.close(fd)
-        raise
-    return _map(link, request, deadline, challenge, offer, fds)
+        return _map(link, request, deadline, challenge, offer, handles)
 
 
 def _map(
@@ -154,29 +193,19 @@ def _map(
     deadline: float,
     challenge: Challenge,
     offer: Offer,
-    fds: Sequence[int],
+    handles: Sequence[Descriptor],
 ) -> Attachment:
     """Map what was offered, write the self-test, wait for "live"."""
-    if not fds:
-        raise ProtocolError(
-            "offer came without the control block's descriptor", channel=request.name
-        )
-    arena_fds = list(fds[1:])
-    try:
-        cells = _checked_cells(request, offer)
-        block = _native.ControlBlock.adopt(
-            fds[0], offer.lane, offer.depth, len(cells), challenge.mailbox_id
-        )
-    except BaseException:
-        for fd in arena_fds:
-            os.close(fd)
-        raise
+    if not handles:
+        raise ProtocolError("offer came without the control block's descriptor")
+    cells = _checked_cells(request, offer)
+    block = _adopt_block(handles[0], offer, len(cells), challenge.mailbox_id)
     transport = transport_of(offer.memory)
-    device = Device(None) if offer.memory == "host" else Device.parse(request.device or "cuda")
+    device = Device(None) if offer.memory == "host" else request.device or Device.parse("cuda")
     try:
         refused = choose(device, request.transport).refused
         local = local_arena(challenge.mailbox_id) if offer.memory == "ipc" else None
-        arena = local or transport.adopt(offer, arena_fds, device)
+        arena = local or transport.adopt(offer, [handle.take() for handle in handles[1:]], device)
         arena.write_probe(offer.probe_offset, offer.probe)
     except errors.TapChannelError as error:
         reply = Refusal(
@@ -188,6 +217,17 @@ def _map(
     _expect(link, deadline, request, (LIVE, REFUSAL))
     link.settimeout(None)
     return Attachment(offer, cells, arena, block, transport, refused, device, link)
+
+
+def _adopt_block(
+    handle: Descriptor, offer: Offer, cells: int, mailbox_id: bytes
+) -> _native.ControlBlock:
+    try:
+        return _native.ControlBlock.adopt(handle.take(), offer.lane, offer.depth, cells, mailbox_id)
+    except (OSError, ValueError) as error:
+        raise ProtocolError(
+            "offered control block is not what it must be", detail=str(error)
+        ) from error
 
 
 def _checked_cells(request: Request, offer: Offer) -> tuple[Cell, ...]:
@@ -203,6 +243,7 @@ def _checked_cells(request: Request, offer: Offer) -> tuple[Cell, ...]:
             seen=f"{offer.slot_bytes} B",
             expected=f"{request.plan.slot_bytes} B",
         )
+    targets_of(cells)  # two shares of one tap in a lane are refused here, before anything is mapped
     return cells
 
 
@@ -221,7 +262,7 @@ def _raise_refusal(fields: Fields, request: Request) -> None:
         return
     refusal = Refusal.parse(fields)
     if refusal.again:
-        raise _Again(f"{refusal.what}: {refusal.reason}")
+        raise _Again(f"refused: {refusal.what}: {refusal.reason}")
     if refusal.error == "PlanMismatchError":
         raise PlanMismatchError(
             refusal.what,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
@@ -14,6 +15,7 @@ from typing import Final, cast
 from .errors import ConfigError, ProtocolError
 from .lanes import MAX_CELLS, MAX_LANES, MAX_RANK, Shard
 from .layout import MAX_BYTES, MAX_NAME
+from .plan import TapPlan
 from .wire import Fields
 
 NONCE_BYTES: Final = 32
@@ -200,12 +202,30 @@ class Refusal:
         """Check a peer's frame."""
         return cls(
             fields.text("error", 64),
-            fields.text("what", 512),
-            fields.text("reason", 2048),
-            fields.text("next_step", 512),
+            _line(fields.text("what", 512)),
+            _line(fields.text("reason", 2048)),
+            _line(fields.text("next_step", 512)),
             fields.flag("again"),
             tuple(_mismatch_row(item) for item in fields.items("rows", _ROWS_SENT)),
         )
+
+
+def checked_plan(plan: TapPlan) -> TapPlan:
+    """Give back a plan that fits into a handshake frame.
+
+    Raises:
+        ConfigError: its text is too long.
+    """
+    # Inside the frame's own JSON quotes and backslashes count twice.
+    size = len(json.dumps(plan.to_json()))
+    if size > MAX_PLAN_TEXT:
+        raise ConfigError(
+            "tap plan is too long to be sent",
+            seen=f"{size} B as JSON",
+            expected=f"at most {MAX_PLAN_TEXT} B",
+            next_step="use shorter names, or fewer taps in one channel",
+        )
+    return plan
 
 
 def proof(secret: bytes, role: str, challenge: Challenge, nonce: bytes, rank: int) -> bytes:
@@ -227,6 +247,11 @@ def proof(secret: bytes, role: str, challenge: Challenge, nonce: bytes, rank: in
 def proven(expected: bytes, given: bytes | None) -> bool:
     """Compare a proof in constant time."""
     return given is not None and hmac.compare_digest(expected, given)
+
+
+def _line(text: str) -> str:
+    """Give a peer's words on one line: they end up in an error and in a log."""
+    return " ".join(text.split())
 
 
 def _text(item: object, longest: int) -> str:

@@ -7,7 +7,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from . import _native
 from .assembly import Assembled, Wanted
@@ -45,7 +45,7 @@ class Desk:
     made: Assembled
     wanted: Wanted
     drop_newest: bool
-    secret: bytes | None
+    secret: bytes | None = field(repr=False)
     peers: dict[int, Peer]
     lane_locks: Sequence[threading.Lock]
 

@@ -12,13 +12,16 @@ import torch
 import torch.utils.dlpack
 
 from .arrivals import Shares, TapInfo, arrived, verify
-from .errors import TapChannelError, UsageError
+from .errors import ChecksumError, TapChannelError, UsageError
 from .keys import Key
 from .plan import Group, Tap
 from .tensors import TORCH_DTYPES
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from . import _native
+    from .error_text import ErrorFields
 
 
 def references(views: Mapping[str, torch.Tensor], name: str) -> int:
@@ -44,6 +47,7 @@ class Granted:
     raise_for: Callable[[_native.Verdict, str], TapChannelError]
     timeout: float
     stream: torch.cuda.Stream | None
+    channel: str
 
 
 class Lease(Mapping[str, torch.Tensor]):
@@ -144,10 +148,9 @@ class Lease(Mapping[str, torch.Tensor]):
         self._usable("release")
         live = self._live_views()
         if live:
-            raise UsageError(
+            raise self._misuse(
                 "release: tensor views on the slot are still alive",
-                key=self._granted.key,
-                seen=f"{live} live views",
+                seen=f"{live} live view{'s' if live > 1 else ''}",
                 expected="0",
                 next_step="drop them first, take clone() instead, or leave the with block: "
                 "the slot goes back when the last one is gone",
@@ -185,12 +188,17 @@ class Lease(Mapping[str, torch.Tensor]):
         Raises:
             ChecksumError: the bytes in the slot are not the bytes that were pushed.
         """
+        self._usable("verify")
         self._settle()
         for tap in self._shares.plan.taps:
             whole = self._window(
                 self._shares.plan.group(tap.group), tap, self._shares.plan.max_rows
             )
-            verify(self._granted.core, self._shares, self._granted.key, tap, whole)
+            try:
+                verify(self._granted.core, self._shares, self._granted.key, tap, whole)
+            except ChecksumError as error:
+                error.channel = self._granted.channel
+                raise
 
     # ---- how views are made
 
@@ -202,9 +210,8 @@ class Lease(Mapping[str, torch.Tensor]):
             return self._window(plan.group(tap.group), tap, self._rows(tap.name))
         rows = {tap.name: self._rows(tap.name) for tap in group.taps}
         if len(set(rows.values())) > 1:
-            raise UsageError(
+            raise self._misuse(
                 f"taps of group {name!r} came with different rows: no side-by-side view of them",
-                key=self._granted.key,
                 seen=", ".join(f"{tap}: {count}" for tap, count in rows.items()),
                 next_step="read the taps one by one, or push equal rows",
             )
@@ -229,14 +236,18 @@ class Lease(Mapping[str, torch.Tensor]):
 
     def _usable(self, doing: str) -> None:
         if self._flat is None:
-            raise UsageError(
+            raise self._misuse(
                 f"{doing}: the lease was released",
-                key=self._granted.key,
                 next_step="use its views inside the with block, or keep clone()",
             )
         verdict = self._granted.core.check_lease(self._granted.number)
         if verdict is not None:
             raise self._granted.raise_for(verdict, doing)
+
+    def _misuse(self, what: str, **fields: Unpack[ErrorFields]) -> UsageError:
+        error = UsageError(what, **fields)
+        error.channel, error.key = self._granted.channel, self._granted.key
+        return error
 
     def _live_views(self) -> int:
         """Count what keeps the slot: other tensors on it, and own views still referenced."""

@@ -26,6 +26,9 @@ class ClosesOnExit:
         """End it; twice is fine."""
         raise NotImplementedError
 
+    def __del__(self) -> None:
+        self.close()  # threads and slots of one that was dropped must not stay
+
     def __enter__(self) -> Self:
         return self
 

@@ -13,11 +13,11 @@ from . import _native, lifetime
 from .arrivals import Shares
 from .assembly import Wanted, assemble
 from .descriptor import MAX_DEPTH
-from .errors import ChannelClosed, TapChannelError, UsageError
+from .errors import TapChannelError, UsageError
 from .keys import MAX_EPOCH, MAX_MICROBATCHES, MAX_STEP, Key, checked_int
 from .lease import Granted, Lease
 from .memory import MEMORY_CHOICES, Device, forget_local
-from .passes import Pass
+from .passes import Pass, in_print
 from .plan import Lane, Sources, TapPlan
 from .readiness import wait_ready
 from .reports import RawEvent, lane_facts, mailbox_facts
@@ -100,6 +100,7 @@ class Mailbox(lifetime.ClosesOnExit):
         self._last_error: str | None = None
         self._began = time.monotonic()
         self._step = 0
+        self._pass: Pass | None = None
         self._go_public(place)
 
     def _go_public(self, place: Rendezvous) -> None:
@@ -117,8 +118,7 @@ class Mailbox(lifetime.ClosesOnExit):
     def open_pass(self, step: int, microbatches: int) -> Pass:
         """Open the pass that all sides call ``step``, and grant its first microbatches (step 1).
 
-        Blocks:     never. Slots that are still read from the pass before are granted as they come
-                    back.
+        Blocks:     never. Slots still read from the pass before are granted as they come back.
 
         Raises:
             UsageError: a pass is open, or ``step`` is not larger than the last one.
@@ -129,24 +129,25 @@ class Mailbox(lifetime.ClosesOnExit):
         checked_int("microbatches", microbatches, 1, MAX_MICROBATCHES)
         self._raise(self._core.open_pass(step, microbatches), f"open_pass({step})")
         self._step = step
-        return Pass(step, microbatches, self._close_pass, self.abort)
+        self._pass = Pass(step, microbatches, self._close_pass, self.abort)
+        return self._pass
 
     def _close_pass(self) -> None:
         self._raise(self._core.close_pass(), f"closing pass {self._step}")
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: object) -> None:
         """End the open pass on both sides, or clear a failure; the next `open_pass` works.
 
         Blocks:     never. Streams that wait for the pass go on and see the poison pattern.
         """
-        self._core.abort(reason)
+        self._core.abort(in_print(reason))
+        if self._pass is not None:
+            self._pass.end()
 
     def reset(self) -> None:
-        """Begin a new epoch: end the pass, count passes anew, and let nothing of the old epoch
-        match.
+        """Begin a new epoch: end the pass, count passes anew, let nothing of the old one match.
 
-        Blocks:     never. Leases that are open stay valid; their slots are granted once they are
-                    back.
+        Blocks:     never. Open leases stay valid; their slots are granted once they are back.
         """
         if self.epoch >= MAX_EPOCH:
             raise UsageError(
@@ -210,7 +211,7 @@ class Mailbox(lifetime.ClosesOnExit):
         )
         self._raise(verdict, f"recv({microbatch})")
         key = Key(self._core.epoch, self._step, microbatch)
-        checks = self._error, self._timeout, stream
+        checks = self._error, self._timeout, stream, self._name
         lease = Lease(Granted(self._core, number, capsule, key, rows, *checks), self._shares)
         if self._check:
             lease.verify()
@@ -270,11 +271,13 @@ class Mailbox(lifetime.ClosesOnExit):
         forget_local(self._made.mailbox_id)
 
     def __repr__(self) -> str:
-        return f"<Mailbox {self._name!r}: {len(self._lanes)} lanes, depth {self._scene.depth}>"
+        state = "closed" if self._closed else f"{len(self._lanes)} lanes"
+        return f"<Mailbox {getattr(self, '_name', '?')!r}: {state}>"
 
     def _is_attached(self, lane: Lane) -> bool:
-        if self._closed:
-            raise ChannelClosed("wait_ready: it was closed already", channel=self._name)
+        verdict = self._core.check()
+        if verdict is not None and verdict.fault in ("closed", "forked"):
+            raise self._error(verdict, "wait_ready")
         return bool(self._status(lane)["attached"])
 
     def _status(self, lane: Lane) -> Mapping[str, object]:

@@ -12,27 +12,37 @@ import torch
 
 from . import _native, lifetime
 from .attach import Request, attach
-from .errors import TapChannelError, UsageError
+from .errors import ConfigError, TapChannelError, UsageError
 from .keys import MAX_MICROBATCHES, MAX_STEP, checked_int
 from .lanes import MAX_RANK
-from .passes import Pass
+from .memory import Device
+from .passes import Pass, in_print
 from .plan import Lane, TapPlan
 from .reports import RawEvent, outbox_facts
 from .settings import (
     cell_geometry,
     check_mode,
     checked_choice,
+    checked_claims,
     checked_seconds,
     secret_bytes,
 )
 from .stores import rendezvous
-from .targets import current_stream, first_rows, not_mine, targets_of, wrong_kind
+from .targets import (
+    bad_argument,
+    current_stream,
+    first_rows,
+    not_mine,
+    odd,
+    targets_of,
+    wrong_kind,
+)
 from .tensors import adopt, checksum, rows_of
 from .transport.select import TRANSPORT_CHOICES
 from .verdicts import LaneFacts, Scene, error_from
 
 
-class Outbox:
+class Outbox(lifetime.ClosesOnExit):
     """Push the taps of one producer rank to a mailbox.
 
     Constructing it attaches: it waits for the mailbox at most ``attach_timeout`` seconds.
@@ -40,17 +50,16 @@ class Outbox:
     Parameters
     ----------
     plan, rank
-        The tap plan, as the mailbox has it, and this producer's rank in the mailbox's ``sources``.
+        The tap plan, as the mailbox has it; this producer's rank in the mailbox's ``sources``.
     store, name
         Where the mailbox is found; the same as on the other side.
     device
         This producer's GPU, where the mailbox is on one; the current device by default.
     taps
-        What this rank believes it pushes; checked against the mailbox's ``sources`` at attach.
-    timeout
-        Seconds that the oldest queued push may wait for credit; also the limit of `flush`.
-    attach_timeout
-        Seconds to wait for the mailbox; ``timeout`` by default.
+        What this rank believes it pushes; checked against ``sources`` at attach.
+    timeout, attach_timeout
+        Seconds: how long the oldest queued push may wait for credit, also the limit of `flush`;
+        and how long to wait for the mailbox (``timeout`` by default).
     queue_limit
         Pushes that may wait for credit; each keeps its tensor alive.
     secret
@@ -90,14 +99,16 @@ class Outbox:
         self._rank = rank
         self._pid = os.getpid()
         self._check = check_mode()
-        claimed = None if taps is None else tuple(taps)
-        request = Request(name, plan, rank, claimed, device, transport, secret_bytes(secret))
+        here = None if device is None else Device.parse(device)
+        known = secret_bytes(secret)
+        request = Request(name, plan, rank, checked_claims(taps), here, transport, known)
         self._attachment = attach(rendezvous(store, name), request, limit)
         self._start(plan, queue_limit)
         self._closed = False
         lifetime.close_at_exit(self)
         self._began = time.monotonic()
         self._step = 0
+        self._pass: Pass | None = None
         self._last_error: str | None = None
 
     def _start(self, plan: TapPlan, queue_limit: int) -> None:
@@ -115,13 +126,13 @@ class Outbox:
         )
         taps = [cell.tap.name for cell in attached.cells]
         facts = LaneFacts(self._rank, taps, os.getpid(), socket.gethostname())
-        peer = f"consumer (pid {attached.offer.pid} on host {attached.offer.host})"
+        offer = attached.offer
+        peer_at = f" (pid {offer.pid} on host {offer.host})"
         self._scene = Scene(
-            self._name, attached.offer.depth, lambda _: facts, peer, attached.offer.lane
+            self._name, offer.depth, lambda _: facts, "consumer", peer_at, offer.lane
         )
         self._ordinal = attached.device.ordinal
         self._torch_device = torch.device(str(attached.device))
-        self._device_number = -1 if self._ordinal is None else self._ordinal
         self._targets = targets_of(attached.cells)
 
     # ---- passes
@@ -139,17 +150,20 @@ class Outbox:
         checked_int("microbatches", microbatches, 1, MAX_MICROBATCHES)
         self._raise(self._core.open_pass(step, microbatches), f"open_pass({step})")
         self._step = step
-        return Pass(step, microbatches, self._close_pass, self.abort)
+        self._pass = Pass(step, microbatches, self._close_pass, self.abort)
+        return self._pass
 
     def _close_pass(self) -> None:
         self._raise(self._core.close_pass(), f"closing pass {self._step}")
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: object) -> None:
         """End the open pass on both sides; the next `open_pass` works.
 
         Blocks:     never. Pushes that still wait for credit are dropped.
         """
-        self._core.abort(reason)
+        self._core.abort(in_print(reason))
+        if self._pass is not None:
+            self._pass.end()
 
     # ---- pushing
 
@@ -178,11 +192,11 @@ class Outbox:
         On failure: nothing was announced, copied or queued; the push may be made again.
 
         Raises:
-            UsageError: wrong tap, dtype, width, device, too many rows, pushed twice, outside the
-            pass,
-                a stream under capture, after fork, or an earlier source was modified.
-            OverrunError: ``queue_limit`` pushes wait for credit already.
-            CreditTimeout, PeerLostError, PassAborted, EpochMismatchError, ProtocolError: the pass
+            UsageError, ConfigError: wrong tap, dtype, width, device, too many rows, pushed twice,
+                outside the pass, a stream under capture, after fork, or an earlier source was
+                modified.
+            CreditTimeout: no credit in time, or ``queue_limit`` pushes wait for it already.
+            PeerLostError, PassAborted, EpochMismatchError, ProtocolError: the pass
                 cannot go on.
         """
         try:
@@ -191,9 +205,11 @@ class Outbox:
             else:
                 with torch.cuda.stream(stream):
                     verdict = self._push(microbatch, tap, tensor, rows, row_begin)
-        except UsageError as error:
-            error.channel, error.rank, error.tap = self._name, self._rank, tap
-            raise
+        except (UsageError, ConfigError) as error:
+            raise self._named(error, tap) from None
+        except TypeError as error:  # an argument is not of its type: say which
+            found = bad_argument(microbatch, tap, rows, row_begin, self._targets)
+            raise self._named(found or UsageError("push", detail=str(error)), tap) from error
         if verdict is not None:
             raise self._error(verdict, f"push({microbatch}, {tap!r})")
 
@@ -208,9 +224,11 @@ class Outbox:
         target = self._targets.get(tap)
         if target is None:
             raise not_mine(tap, self._targets)
+        if microbatch.__class__ is bool or row_begin.__class__ is bool:
+            raise TypeError("a flag is no number")
         index, dtype, width, row_bytes, share = target
         source = tensor if isinstance(tensor, torch.Tensor) else adopt(tensor, self._torch_device)
-        if source.dtype is not dtype or source.get_device() != self._device_number:
+        if source.dtype is not dtype or source.device != self._torch_device or odd(source):
             raise wrong_kind(tap, dtype, self._torch_device, source)
         if rows is not None:
             source = first_rows(source, rows)
@@ -263,9 +281,6 @@ class Outbox:
         self._closed = True
         self._core.close()
 
-    def __enter__(self) -> Outbox:
-        return self
-
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -279,7 +294,13 @@ class Outbox:
             self.close()
 
     def __repr__(self) -> str:
-        return f"<Outbox {self._name!r}, rank {self._rank}, by {self._attachment.transport.name}>"
+        state = "closed" if self._closed else f"by {self._attachment.transport.name}"
+        return f"<Outbox {getattr(self, '_name', '?')!r}: {state}>"
+
+    def _named(self, error: UsageError | ConfigError, tap: object) -> UsageError | ConfigError:
+        error.channel, error.rank = self._name, self._rank
+        error.tap = tap if isinstance(tap, str) else None
+        return error
 
     def _error(self, verdict: _native.Verdict, doing: str) -> TapChannelError:
         error = error_from(verdict, self._scene, doing)

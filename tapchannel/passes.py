@@ -43,7 +43,6 @@ class Pass:
         if error is None:
             self.close()
         elif not self._over:
-            self._over = True
             self._abort(said(error))
 
     def close(self) -> None:
@@ -54,15 +53,25 @@ class Pass:
         """
         if self._over:
             return
-        self._over = True
         try:
             self._close()
         except Exception as failure:
             self._abort(said(failure))
             raise
+        finally:
+            self._over = True
+
+    def end(self) -> None:
+        """Let the block be left in peace: the pass was aborted inside it."""
+        self._over = True
 
 
 def said(error: BaseException) -> str:
     """Give an error in a few words, for the other side."""
     words = error.what if isinstance(error, TapChannelError) else str(error)
-    return f"{type(error).__name__}: {words}"[:MAX_REASON]
+    return in_print(f"{type(error).__name__}: {words}")
+
+
+def in_print(reason: object) -> str:
+    """Give a reason as short text that any encoding can carry."""
+    return str(reason)[:MAX_REASON].encode("utf-8", "backslashreplace").decode("utf-8")

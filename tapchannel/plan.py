@@ -150,10 +150,11 @@ class TapPlan:
         """Give the cells of one lane from the shares that it pushes, as `lanes` would.
 
         Raises:
-            ConfigError: a share names a tap that is not in the plan.
+            ConfigError: a share is not one of this plan's.
         """
         for shard in shards:
-            self.tap(shard.tap)
+            if self.tap(shard.tap).width % shard.columns[1]:
+                raise ConfigError(f"columns of {shard} do not split equally")
         return cells_of(shards, self._tap_of, self._group_of, self.max_rows)
 
     def arena_bytes(self, depth: int) -> int:

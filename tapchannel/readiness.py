@@ -43,7 +43,7 @@ def _not_ready(
         for lane in missing[:8]
     )
     return AttachTimeout(
-        f"{len(missing)} producers have not attached",
+        f"{len(missing)} producer{'s have' if len(missing) > 1 else ' has'} not attached",
         channel=name,
         waited=waited,
         limit=limit,

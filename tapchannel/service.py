@@ -25,13 +25,17 @@ from typing import Final
 
 from . import _native
 from .assembly import Assembled, Wanted
-from .errors import AttachError, TapChannelError
+from .descriptor import Refusal
+from .error_text import printable
+from .errors import TapChannelError
 from .handshake import Desk, Handshake, Peer, Refused
-from .sockets import listen, peer_uid
+from .sockets import file_id, listen, native_address, other_user
+from .wire import REFUSAL, send_frame
 
 HANDSHAKE_LIMIT_S: Final = 10.0
 MAX_HANDSHAKES: Final = 64
 _REFUSALS_KEPT: Final = 16
+_BREATH_S: Final = 0.05
 log = logging.getLogger("tapchannel.service")
 
 
@@ -54,7 +58,9 @@ class MailboxService:
         locks = [threading.Lock() for _ in wanted.lanes]
         self._desk = Desk(made, wanted, drop_newest, secret, self.peers, locks)
         self._room = threading.BoundedSemaphore(MAX_HANDSHAKES)
+        self._closed = threading.Event()
         self._listener = listen(address)
+        self._file = file_id(address)
         _native.close_in_child(self._listener.fileno())
         self._thread = threading.Thread(target=self._accept, name="tapchannel-service", daemon=True)
         self._thread.start()
@@ -66,28 +72,39 @@ class MailboxService:
         """
         if os.getpid() != self._pid or self._listener.fileno() < 0:
             return
+        self._closed.set()
         _native.keep_in_child(self._listener.fileno())
         try:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept; close alone would not
         except OSError:
             log.debug("listening socket was down already")
-        self._thread.join(HANDSHAKE_LIMIT_S)
+        if threading.current_thread() is not self._thread:  # a collector may run us anywhere
+            self._thread.join(HANDSHAKE_LIMIT_S)
         self._listener.close()
-        if not self.address.startswith("unix://@"):
-            Path(self.address.removeprefix("unix://")).unlink(missing_ok=True)
+        # A successor may have taken the path over already: only our own file is ours to remove.
+        if self._file is not None and file_id(self.address) == self._file:
+            Path(native_address(self.address)).unlink(missing_ok=True)
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 link, _ = self._listener.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                if not self._closed.is_set():  # out of descriptors, say: others still need us
+                    self._note(f"accept failed: {error}")
+                    self._closed.wait(_BREATH_S)
+                continue
             if not self._room.acquire(blocking=False):
                 link.close()  # the outbox tries again until its own deadline
                 continue
-            threading.Thread(
-                target=self._serve, args=(link,), name="tapchannel-handshake", daemon=True
-            ).start()
+            try:
+                threading.Thread(
+                    target=self._serve, args=(link,), name="tapchannel-handshake", daemon=True
+                ).start()
+            except RuntimeError as error:  # no thread to be had
+                self._room.release()
+                link.close()
+                self._note(f"no thread for a handshake: {error}")
 
     def _serve(self, link: socket.socket) -> None:
         try:
@@ -96,16 +113,22 @@ class MailboxService:
                 _check_uid(link)
                 Handshake(self._desk, link, time.monotonic() + HANDSHAKE_LIMIT_S).run()
         except (Refused, TapChannelError, OSError, ValueError) as error:
-            log.warning("channel %r refused a peer: %s", self._name, error)
-            self.refusals[:] = [*self.refusals[1 - _REFUSALS_KEPT :], str(error)]
+            self._note(str(error))
         finally:
             self._room.release()
 
+    def _note(self, text: str) -> None:
+        line = printable(text).replace("\n", "\\n")
+        log.warning("channel %r refused a peer: %s", self._name, line)
+        self.refusals[:] = [*self.refusals[1 - _REFUSALS_KEPT :], line]
+
 
 def _check_uid(link: socket.socket) -> None:
-    """Refuse other users; whoever is root may look at this process's memory anyway."""
-    uid = peer_uid(link)
-    if uid not in (os.geteuid(), 0):
-        raise AttachError(
-            "peer belongs to another user", seen=f"uid {uid}", expected=f"uid {os.geteuid()}"
-        )
+    """Refuse other users, and tell them: nothing else of ours is shown to them."""
+    problem = other_user(link)
+    if problem is None:
+        return
+    what = "mailbox belongs to another user"
+    refusal = Refusal("AttachError", what, problem, "run both sides as one user", False)
+    send_frame(link, REFUSAL, refusal.body())
+    raise Refused(refusal)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+import reprlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, cast
 
 from .errors import ConfigError
+from .layout import checked_name
 from .plan import Lane
 
 if TYPE_CHECKING:
@@ -70,6 +72,20 @@ def secret_bytes(secret: object) -> bytes | None:
     return made
 
 
+def checked_claims(taps: object) -> tuple[str, ...] | None:
+    """Give back the taps that an outbox believes to be its own.
+
+    Raises:
+        ConfigError: they are no sequence of names.
+    """
+    if taps is None:
+        return None
+    # One bare name is a sequence of names to Python: of its letters.
+    if isinstance(taps, str) or not isinstance(taps, Iterable):
+        raise ConfigError("taps is no sequence of names", seen=reprlib.repr(taps))
+    return tuple(checked_name("name in taps: tap", name) for name in cast("Iterable[object]", taps))
+
+
 def check_mode() -> bool:
     """Tell whether ``TAPCHANNEL_CHECK=1`` asks for checksums and for filling released slots."""
     return os.environ.get("TAPCHANNEL_CHECK", "") not in ("", "0")
@@ -100,6 +116,7 @@ def cell_geometry(lane: Lane, max_rows: int) -> list[tuple[int, ...]]:
             cell.tap.dtype.poison_byte,
             cell.tap.index,
             int(cell.shard.columns[0] == 0),
+            cell.width,
         )
         for cell in lane.cells
     ]

@@ -10,10 +10,32 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from .errors import ConfigError
+from .errors import ConfigError, ProtocolError
 
 _SO_PEERPIDFD: Final = 77
 _CREDENTIALS: Final = struct.Struct("3i")
+
+
+class Descriptor:
+    """A received file descriptor: closed at the end of its block unless somebody took it over."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd: int | None = fd
+
+    def take(self) -> int:
+        """Give the descriptor away; its new owner closes it."""
+        if self._fd is None:
+            raise ProtocolError("descriptor was taken already")
+        fd, self._fd = self._fd, None
+        return fd
+
+    def __enter__(self) -> Descriptor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
 
 def fresh_address() -> str:
@@ -54,10 +76,24 @@ def listen(address: str) -> socket.socket:
     return listener
 
 
-def peer_uid(link: socket.socket) -> int:
-    """Give the peer's user id, as the kernel recorded it at connect."""
+def other_user(link: socket.socket) -> str | None:
+    """Say whose the peer is if it is another user's; None for this user's, and for root's."""
     size = _CREDENTIALS.size
-    return _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1]
+    uid = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1]
+    own = os.geteuid()
+    return None if uid in (own, 0) else f"the peer is uid {uid}, this process uid {own}"
+
+
+def file_id(address: str) -> tuple[int, int] | None:
+    """Tell a socket's file from its successor's; None where there is no file."""
+    path = native_address(address)
+    if path.startswith("\0"):
+        return None
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
 
 
 def peer_pid(link: socket.socket) -> int:
@@ -81,6 +117,7 @@ def peer_pidfd(link: socket.socket) -> int:
 def _remove_if_dead(path: str) -> None:
     """Remove the socket that a killed mailbox left behind; one that answers stays."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
         try:
             probe.connect(path)
         except ConnectionRefusedError:

@@ -7,8 +7,9 @@ from typing import TypeAlias
 
 import torch
 
-from .errors import UsageError
-from .plan import Cell
+from .errors import ConfigError, UsageError
+from .keys import MAX_MICROBATCHES, checked_int
+from .plan import MAX_ROWS, Cell
 from .tensors import TORCH_DTYPES
 
 # What a push looks up: the cell's index, dtype, width, row_bytes, and which row share it is.
@@ -44,6 +45,22 @@ def not_mine(tap: object, mine: Iterable[str]) -> UsageError:
     )
 
 
+def bad_argument(
+    microbatch: object, tap: object, rows: object, row_begin: object, mine: Iterable[str]
+) -> UsageError | ConfigError | None:
+    """Build the error for the argument that is not of its type, or out of all range."""
+    if not isinstance(tap, str):
+        return not_mine(tap, mine)
+    try:
+        checked_int("microbatch", microbatch, 0, MAX_MICROBATCHES - 1)
+        for name, value in (("rows", rows), ("row_begin", row_begin)):
+            if value is not None:
+                checked_int(name, value, 0, MAX_ROWS)
+    except ConfigError as error:
+        return error
+    return None
+
+
 def wrong_kind(
     tap: str, dtype: torch.dtype, device: torch.device, source: torch.Tensor
 ) -> UsageError:
@@ -51,10 +68,20 @@ def wrong_kind(
     return UsageError(
         "push: tensor is of the wrong dtype or on the wrong device",
         tap=tap,
-        seen=f"{str(source.dtype).removeprefix('torch.')} on {source.device}",
+        seen=_kind_of(source),
         expected=f"{str(dtype).removeprefix('torch.')} on {device}",
         next_step="convert it before the push, or change the plan's dtype or the outbox's device=",
     )
+
+
+def odd(source: torch.Tensor) -> bool:
+    """Tell whether a tensor has no rows in memory that could be read: sparse, or nested."""
+    return source.layout is not torch.strided or source.is_nested
+
+
+def _kind_of(source: torch.Tensor) -> str:
+    layout = "" if source.layout is torch.strided else f" ({source.layout})"
+    return f"{str(source.dtype).removeprefix('torch.')} on {source.device}{layout}"
 
 
 def first_rows(source: torch.Tensor, rows: int) -> torch.Tensor:
@@ -64,6 +91,7 @@ def first_rows(source: torch.Tensor, rows: int) -> torch.Tensor:
         UsageError: it has not that many.
     """
     flat = source.reshape(-1, source.shape[-1] if source.dim() else 1)
+    checked_int("rows", rows, -(1 << 63), MAX_ROWS)
     if not 0 <= rows <= flat.shape[0]:
         raise UsageError(
             "push: rows is more than the tensor has", seen=rows, expected=f"0 to {flat.shape[0]}"

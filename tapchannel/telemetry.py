@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, cast
 
 from . import _native
 from .errors import ConfigError, TapChannelError, UsageError
-from .keys import Key
+from .keys import MAX_MICROBATCHES, Key
 from .reports import RawEvent
 
 _HEADER: Final = struct.Struct("<QIIIIQ16s")
@@ -44,6 +44,7 @@ class Event:
     key: Key | None
     cell: int
     bytes: int
+    microbatches: int | None = None  # of open_pass and close_pass, whose key is the first one's
 
 
 def read_events(role: Recorded) -> list[Event]:
@@ -112,7 +113,7 @@ def inspect(pid: int) -> list[Event]:
     try:
         for entry in sorted(folder.iterdir(), key=lambda path: int(path.name)):
             link = _link_of(entry)
-            if re.match(r"/memfd:tapchannel:.*:lane\d+ ", link):
+            if re.match(r"/memfd:tapchannel:lane\d+:", link):
                 found += _raw_events(entry)
     except OSError as error:
         raise ConfigError("process cannot be inspected", pid=pid, detail=str(error)) from error
@@ -152,9 +153,12 @@ def inspect_main(argv: Sequence[str]) -> int:
 
 def _raw_events(entry: Path) -> list[RawEvent]:
     fd = os.open(entry, os.O_RDWR | os.O_CLOEXEC)
-    fields = os.pread(fd, _HEADER.size, 0)
+    fields = os.pread(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
     _, _, lane, depth, cells, _, mailbox_id = _HEADER.unpack(fields)
-    block = _native.ControlBlock.adopt(fd, lane, depth, cells, mailbox_id)
+    try:
+        block = _native.ControlBlock.adopt(fd, lane, depth, cells, mailbox_id)
+    except (OSError, ValueError):  # somebody else's memory under our name; adopt closed it
+        return []
     return [(lane, side, event) for side in (False, True) for event in block.events(side)]
 
 
@@ -171,12 +175,16 @@ def _sorted(raw: Iterable[RawEvent]) -> list[Event]:
 
 def _event(lane: int, producer: bool, fields: tuple[int, ...]) -> Event:
     _, time_ns, word, size, step, cell = fields
+    name = _STEPS[step] if step < len(_STEPS) else f"step {step}"
+    count = word & MAX_MICROBATCHES if name in ("open_pass", "close_pass") else None
     try:
         key = Key.from_stamp(word)
     except ConfigError:  # the step concerns a whole pass, or none
         key = None
-    name = _STEPS[step] if step < len(_STEPS) else f"step {step}"
-    return Event(time_ns, "producer" if producer else "consumer", name, lane, key, cell, size)
+    if key is not None and count is not None:
+        key = Key(key.epoch, key.step, 0)
+    side = "producer" if producer else "consumer"
+    return Event(time_ns, side, name, lane, key, cell, size, count)
 
 
 def _label(value: object) -> str:

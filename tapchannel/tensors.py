@@ -37,7 +37,7 @@ def adopt(value: object, device: torch.device) -> torch.Tensor:
         if hasattr(value, "__cuda_array_interface__"):
             _order_behind(value, device)
             return torch.as_tensor(value, device=device).clone()
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise UsageError("object cannot be read as a tensor", detail=str(error)) from error
     raise UsageError(
         "object to push is no tensor",

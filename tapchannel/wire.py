@@ -49,7 +49,7 @@ class Fields:
     def text(self, name: str, longest: int) -> str:
         """Take a text of at most ``longest`` characters."""
         value = self._values.get(name)
-        if not isinstance(value, str) or len(value) > longest:
+        if not isinstance(value, str) or len(value) > longest or not _encodes(value):
             raise self._bad(name, f"a text of at most {longest} characters")
         return value
 
@@ -78,6 +78,15 @@ class Fields:
             expected=expected,
             cause="the peer is no tapchannel, or another version of it",
         )
+
+
+def _encodes(text: str) -> bool:
+    """Tell whether a text is free of lone surrogates, which JSON can carry and nothing else."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def send_frame(

@@ -42,7 +42,7 @@ def settings(**changes: int) -> Settings:
 @contextmanager
 def running_demo(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Start the demo in a process group of its own; give it back once its first pass is over."""
-    line = [sys.executable, "-u", "-m", "tapchannel", "demo", *SMALL, "--passes", "10000"]
+    line = [sys.executable, "-u", "-m", "tapchannel.cli", "demo", *SMALL, "--passes", "10000"]
     with subprocess.Popen(
         [*line, *arguments],
         stdout=subprocess.PIPE,
@@ -68,7 +68,7 @@ def stages_of(demo: subprocess.Popen[str]) -> list[int]:
 def test_every_tap_is_checked_and_the_draft_learns() -> None:
     """Catches: taps that are lost, unchecked or different, and a lane left out of --json."""
     run = subprocess.run(
-        [sys.executable, "-m", "tapchannel", "demo", "--json", *SMALL],
+        [sys.executable, "-m", "tapchannel.cli", "demo", "--json", *SMALL],
         capture_output=True,
         text=True,
         check=False,
@@ -234,7 +234,7 @@ def test_the_verdict(
     """Catches: exit code 0 for a run whose taps or losses were not as they should be."""
     outcome = Outcome(settings())
     for step, loss in enumerate(losses, start=1):
-        outcome.add(PassDone(step, loss, checked, differences, seconds=1.0))
+        outcome.add(PassDone(step, loss, checked, differences, 1.0, 0.0, []))
     if fault is None:
         assert outcome.faults() == []
     else:
@@ -245,15 +245,22 @@ def test_the_verdict(
 def test_the_timeline_joins_both_sides() -> None:
     """Catches: a bar that starts when the push was sent, not when it began to wait for credit."""
     key, incomplete = Key(1, 1, 0), Key(1, 1, 1)
-    events = [
-        Event(5_000_000_000, "consumer", "release", 0, key, 0, 0),
-        Event(1_000_000_000, "producer", "claim", 0, key, 0, 0),
-        Event(3_000_000_000, "producer", "announce", 0, key, 0, 64),
-        Event(3_500_000_000, "producer", "stamp", 0, key, 0, 64),
-        Event(4_000_000_000, "producer", "stamp", 0, key, 1, 64),
-        Event(4_500_000_000, "producer", "stamp", 0, incomplete, 0, 64),
+    steps = [  # time, side, step, key, cell
+        (1, "producer", "put", key, 0),
+        (2, "producer", "stamp", key, 0),
+        (3, "producer", "claim", key, 1),
+        (5, "producer", "announce", key, 1),
+        (6, "producer", "stamp", key, 1),
+        (7, "producer", "announce", incomplete, 0),
+        (8, "producer", "stamp", incomplete, 0),
+        (9, "consumer", "release", key, 0),
+        (9, "consumer", "open_pass", None, 0),
     ]
-    assert plot.stays(events) == [plot.Stay(0, key, pushed=0.0, sent=3.0, released=4.0)]
+    events = [
+        Event(seconds * 10**9, side, step, 0, of, cell, 64)
+        for seconds, side, step, of, cell in reversed(steps)
+    ]
+    assert plot.stays(events) == [plot.Stay(0, key, pushed=2.0, sent=5.0, released=8.0)]
 
 
 def test_all_processes_draw_the_same_text() -> None:

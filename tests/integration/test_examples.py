@@ -27,6 +27,7 @@ def test_quickstart_runs() -> None:
         [sys.executable, str(QUICKSTART)], capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
+    assert run.stderr == ""  # the producer's process ended well, too
     row = "1., 1., 1., 2., 2., 2."
     assert run.stdout.replace("\n        ", " ") == f"tensor([[{row}], [{row}]])\n"
 

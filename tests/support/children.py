@@ -27,35 +27,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, NoReturn
 
-from support import link
+from support import link, processes
+from support.child_errors import ChildDied, ChildHung, ChildTraceback
 from support.link import Message
 
 STACKS_LIMIT = 2.0  # seconds that a hung child gets to say where it is
 STACKS_PAUSE = 0.2  # it has said it when it pauses this long
-
-
-class ChildHung(AssertionError):
-    """A child did not do in time what its parent waited for."""
-
-    def __init__(self, name: str, pid: int, awaited: str, limit: float, stacks: str) -> None:
-        super().__init__(f"{name} (pid {pid}): no {awaited} after {limit:.1f} s\n{stacks}".rstrip())
-        self.name, self.pid, self.awaited = name, pid, awaited
-        self.limit, self.stacks = limit, stacks
-
-
-class ChildDied(AssertionError):
-    """A child ended without a result or an error."""
-
-    def __init__(self, name: str, pid: int, awaited: str, exitcode: int) -> None:
-        how = signal.Signals(-exitcode).name if exitcode < 0 else f"exit code {exitcode}"
-        super().__init__(f"{name} (pid {pid}) ended by {how} before its {awaited}")
-        self.name, self.pid, self.awaited, self.exitcode = name, pid, awaited, exitcode
 
 
 class Child:
@@ -113,7 +96,7 @@ class Child:
             self._take_message("result", deadline)
         self.settled = True
         if self._outcome.kind == link.ERROR:
-            raise self._outcome.value from link.ChildTraceback(self._outcome.detail)
+            raise self._outcome.value from ChildTraceback(self._outcome.detail)
         return self._outcome.value
 
     def end(self) -> None:
@@ -263,7 +246,7 @@ class Children:
             args=(os.getpid(), there, stacks_there, function, args, kwargs),
             name=name or f"{function.__name__} {len(self._children)}",
         )
-        with _environment(env or {}):
+        with processes.environment(env or {}):
             process.start()
         there.close()
         stacks_there.close()
@@ -307,21 +290,3 @@ class Children:
             except Exception as failure:  # noqa: BLE001 - raised once every child has ended
                 failures.append(failure)
         return failures
-
-
-@contextlib.contextmanager
-def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in changes}
-    _set_environment(changes)
-    try:
-        yield
-    finally:
-        _set_environment(before)
-
-
-def _set_environment(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from support import processes
+from support.child_errors import ChildError
 
 POINT, RESULT, ERROR = "point", "result", "error"
 
@@ -21,17 +22,6 @@ class Message(NamedTuple):
     kind: str
     value: Any
     detail: str = ""
-
-
-class ChildError(AssertionError):
-    """A child raised something that cannot cross to its parent; the text is its traceback."""
-
-
-class ChildTraceback(Exception):
-    """Where in the child an error was raised: the cause of that error in the parent."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 # Plain pickle: multiprocessing's own hands tensors over as shared memory, which is gone if the

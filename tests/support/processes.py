@@ -1,4 +1,4 @@
-"""Which processes this one has started, directly or through a child, and not yet collected."""
+"""The processes that this one has started, directly or through a child, and their environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -96,3 +96,22 @@ def end(pids: Iterable[int]) -> list[str]:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
     return lines
+
+
+@contextlib.contextmanager
+def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables, for the processes started meanwhile; None takes one away."""
+    before = {name: os.environ.get(name) for name in changes}
+    _set_environment(changes)
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

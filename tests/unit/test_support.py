@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from support import machine, processes
-from support.children import ChildDied, ChildHung, Children
-from support.link import ChildError, Link
+from support.child_errors import ChildDied, ChildError, ChildHung
+from support.children import Children
+from support.link import Link
 
 TESTS = Path(__file__).parents[1]
 

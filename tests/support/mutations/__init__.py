@@ -1,0 +1,21 @@
+"""The invariants, broken on purpose. Run by ``make mutants``.
+
+The text to change must occur exactly once in its file, so that a mutation cannot silently miss.
+"""
+
+from __future__ import annotations
+
+from support.mutations import of_autograd, of_data, of_peers, of_recovery, of_waits
+from support.mutations.mutation import Edit, Mutation
+
+__all__ = ["MUTATIONS", "TEST_FILES", "Edit", "Mutation"]
+
+_MODULES = (of_data, of_waits, of_recovery, of_peers, of_autograd)
+TEST_FILES = tuple(module.TESTS for module in _MODULES)
+MUTATIONS = tuple(
+    sorted(
+        (mutation for module in _MODULES for mutation in module.MUTATIONS),
+        # What changes a header builds everything anew, and the next one again: they come last.
+        key=lambda mutation: (mutation.in_header, mutation.invariant),
+    )
+)
