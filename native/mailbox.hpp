@@ -121,6 +121,7 @@ class MailboxCore {
   Verdict unmet(const RecvRequest& request, uint64_t key, bool stamps);
   Verdict given_up(uint64_t key);
   static bool gave_up(const ProducerWords& words, uint64_t pass);
+  Verdict count_fault(size_t index, uint64_t key);
   Verdict lane_fault(Lane& lane, size_t index, uint64_t key);
   Verdict rows_fault(uint64_t key, size_t slot, int64_t rows) const;
   static AnnounceFacts read_announce(const Lane& lane, size_t cell, size_t slot, uint64_t key);

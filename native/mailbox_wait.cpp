@@ -34,26 +34,29 @@ bool MailboxCore::gave_up(const ProducerWords& words, uint64_t pass) {
 
 // Why the lane will never bring this key, if so.
 Verdict MailboxCore::lane_fault(Lane& lane, size_t index, uint64_t key) {
-  const auto& words = lane.block.producer();
   Verdict bad = Verdict::of(Fault::none, key);
   bad.lane = static_cast<int>(index);
-  uint64_t theirs = words.open_pass.value.load(std::memory_order_acquire);
-  uint64_t mine = make_stamp(epoch_, step_, microbatches_);
   if (lane.lost || lane.barred_pass == pass_of(key)) {
     bad.fault = Fault::peer_lost;
   } else if (lane.ever && !lane.attached) {
     bad.fault = Fault::peer_closed;
-  } else if (lane.attached && pass_of(theirs) == pass_of(key) && pass_of(key) == pass() &&
-             theirs != mine) {
-    bad.fault = Fault::pass_mismatch;
-    bad.seen = theirs;
-    bad.expected = mine;
-  } else if (lane.attached && epoch_of(theirs) == epoch_ && pass_of(theirs) > pass_of(key)) {
-    // The producer went on. What it pushed for this pass may still be queued or in flight, unless
-    // it never pushed it.
-    return {};
   }
   return bad.fault == Fault::none ? Verdict{} : bad;
+}
+
+// Judged before anything that has landed: pushes that were queued before the mailbox opened the
+// pass are sent, and whether they have landed yet must not decide what the caller is told.
+Verdict MailboxCore::count_fault(size_t index, uint64_t key) {
+  const Lane& lane = lanes_[index];
+  uint64_t theirs = lane.block.producer().open_pass.value.load(std::memory_order_acquire);
+  uint64_t mine = make_stamp(epoch_, step_, microbatches_);
+  if (!lane.attached || theirs == mine || pass_of(theirs) != pass_of(key) || pass_of(key) != pass())
+    return {};
+  Verdict bad = Verdict::of(Fault::pass_mismatch, key);
+  bad.lane = static_cast<int>(index);
+  bad.seen = theirs;
+  bad.expected = mine;
+  return bad;
 }
 
 // Copies an announce, then checks the copy: its writer may change the words under every look.
@@ -125,6 +128,7 @@ Verdict MailboxCore::lane_unmet(size_t index, const RecvRequest& request, uint64
   Lane& lane = lanes_[index];
   size_t slot = request.microbatch % depth_;
   bool announces = request.need_announces || lane.same_process || stamps;
+  if (Verdict bad = count_fault(index, key)) return bad;
   for (size_t cell = 0; cell < lane.cells.size(); ++cell) {
     uint64_t seen = lane.block.stamp(slot, cell).load(std::memory_order_acquire);
     uint64_t said = lane.block.announce(slot, cell).key.load(std::memory_order_acquire);
@@ -166,7 +170,7 @@ Verdict MailboxCore::unmet(const RecvRequest& request, uint64_t key, bool stamps
 Verdict MailboxCore::given_up(uint64_t key) {
   for (size_t i = 0; i < lanes_.size(); ++i) {
     const auto& words = lanes_[i].block.producer();
-    if (!lanes_[i].attached || !gave_up(words, pass_of(key))) continue;
+    if (!lanes_[i].ever || !gave_up(words, pass_of(key))) continue;
     Verdict bad = Verdict::of(Fault::aborted_by_peer, key);
     bad.lane = static_cast<int>(i);
     bad.reason = read_text(words.reason);
@@ -244,7 +248,9 @@ Verdict MailboxCore::host_wait(std::unique_lock<std::mutex>& lock, const RecvReq
   uint64_t pass_then = pass();
   Interrupt interrupt(request.interrupted);
   while (true) {
-    if (Verdict over = given_up(key)) return over;
+    patience.tick();
+    bool over = patience.over();  // judged on what is looked at from here on, not on older news
+    if (Verdict aborted = given_up(key)) return aborted;
     Verdict want;
     uint32_t before = bell_.count.load(std::memory_order_seq_cst);
     if (granted_ <= request.microbatch) {
@@ -266,8 +272,7 @@ Verdict MailboxCore::host_wait(std::unique_lock<std::mutex>& lock, const RecvReq
     waited_s = patience.waited_s();
     if (!want || (want.fault != Fault::would_block && want.fault != Fault::held)) return want;
     if (request.mode == WaitMode::attempt) return Verdict::of(Fault::would_block, key);
-    patience.tick();
-    if (patience.over()) return late(want, patience);
+    if (over) return late(want, patience);
     sleep_for(lock, want, before, patience.left_ns(), nap);
     lock.unlock();
     bool interrupted = interrupt.happened();

@@ -55,6 +55,27 @@ Verdict OutboxCore::check_delivered() {
   return bad.fault == Fault::peer_closed && undelivered_ == 0 ? Verdict{} : bad;
 }
 
+// Why credit for this key will never come: its pass was aborted, its epoch ended, or the mailbox
+// has opened a later pass.
+Verdict OutboxCore::over(uint64_t key) const {
+  const auto& peer = block_.consumer();
+  uint64_t epoch = peer.epoch.value.load(std::memory_order_acquire);
+  uint64_t opened = peer.open_pass.value.load(std::memory_order_acquire);
+  Verdict bad;
+  if (pass_of(peer.aborted.value.load(std::memory_order_acquire)) >= pass_of(key)) {
+    bad = Verdict::of(Fault::aborted_by_peer, key);
+    bad.reason = read_text(peer.reason);
+  } else if (epoch != epoch_of(key)) {
+    bad = Verdict::of(Fault::epoch_mismatch, key);
+    bad.seen = make_stamp(epoch, 0, 0);
+  } else if (pass_of(opened) > pass_of(key)) {
+    bad = Verdict::of(Fault::pass_over, key);
+    bad.seen = opened;
+  }
+  bad.expected = key;
+  return bad;
+}
+
 Verdict OutboxCore::check() {
   if (fork_.forked()) return Verdict::of(Fault::forked);
   std::lock_guard lock(mutex_);
@@ -79,7 +100,7 @@ Verdict OutboxCore::open_pass(uint64_t step, uint64_t microbatches) {
   microbatches_ = microbatches;
   last_step_ = static_cast<int64_t>(step);
   pushed_.assign(microbatches * cells_.size(), false);
-  pushed_count_ = undelivered_ = 0;
+  pushed_count_ = sent_count_ = undelivered_ = 0;
   dropped_ = {};
   open_ = true;
   block_.producer().open_pass.value.store(make_stamp(epoch_, step_, microbatches),
@@ -93,12 +114,12 @@ Verdict OutboxCore::close_pass() {
   std::lock_guard lock(mutex_);
   if (Verdict bad = check_delivered()) return bad;
   if (!open_) return Verdict::of(Fault::no_pass);
-  const auto& peer = block_.consumer();
-  if (pass_of(peer.aborted.value.load(std::memory_order_acquire)) >= pass()) {
-    Verdict bad = Verdict::of(Fault::aborted_by_peer, make_stamp(epoch_, step_, 0));
-    bad.reason = read_text(peer.reason);
-    return bad;
-  }
+  // A pass that was sent whole is a success, whatever became of later ones: the consumer may be in
+  // them already.
+  uint64_t ended = pass_of(block_.consumer().aborted.value.load(std::memory_order_acquire));
+  if (ended == pass() || (ended > pass() && sent_count_ != pushed_.size()))
+    return over(make_stamp(epoch_, step_, 0));
+  if (dropped_) return std::exchange(dropped_, {});
   if (pushed_count_ != pushed_.size()) {
     Verdict bad = Verdict::of(Fault::incomplete, make_stamp(epoch_, step_, 0));
     bad.seen = pushed_count_;
@@ -136,27 +157,15 @@ Verdict OutboxCore::check_push(const Push& push) {
   }
   if (pushed_[push.microbatch * cells_.size() + push.cell])
     return Verdict::of(Fault::pushed_twice, key, static_cast<int>(push.cell));
-  const auto& peer = block_.consumer();
-  if (pass_of(peer.aborted.value.load(std::memory_order_acquire)) >= pass()) {
-    Verdict bad = Verdict::of(Fault::aborted_by_peer, key, static_cast<int>(push.cell));
-    bad.reason = read_text(peer.reason);
-    return bad;
-  }
-  uint64_t theirs = peer.open_pass.value.load(std::memory_order_acquire);
+  Verdict bad = over(key);
+  uint64_t theirs = block_.consumer().open_pass.value.load(std::memory_order_acquire);
   uint64_t mine = make_stamp(epoch_, step_, microbatches_);
-  Fault what = Fault::none;
-  if (peer.epoch.value.load(std::memory_order_acquire) != epoch_)
-    what = Fault::epoch_mismatch;
-  else if (pass_of(theirs) == pass() && theirs != mine)
-    what = Fault::pass_mismatch;
-  else if (epoch_of(theirs) == epoch_ && pass_of(theirs) > pass())
-    what = Fault::pass_over;
-  if (what == Fault::none) return {};
-  Verdict bad = Verdict::of(what, key, static_cast<int>(push.cell));
-  bad.seen = what == Fault::epoch_mismatch
-                 ? make_stamp(peer.epoch.value.load(std::memory_order_acquire), 0, 0)
-                 : theirs;
-  bad.expected = mine;
+  if (!bad && pass_of(theirs) == pass() && theirs != mine) {
+    bad = Verdict::of(Fault::pass_mismatch, key);
+    bad.seen = theirs;
+    bad.expected = mine;
+  }
+  if (bad) bad.cell = static_cast<int>(push.cell);
   return bad;
 }
 
@@ -279,6 +288,7 @@ void OutboxCore::send(const Pending& pending) {
 void OutboxCore::sent(const Pending& pending, bool in_call) {
   const Push& push = pending.push;
   ++issued_;
+  if (pass_of(pending.key) == pass()) ++sent_count_;
   counters_.bytes += pending.dropped ? 0 : push.source.rows * cells_[push.cell].row_bytes;
   if (push.owner == nullptr) return;
   // A copy that ended inside the caller's own push cannot have seen a later change: nothing to
@@ -305,27 +315,29 @@ void OutboxCore::modified(const Retired& source) {
        "a source tensor was modified in place before its copy was done");
 }
 
-void OutboxCore::abort_pass(const std::string& reason) {
+void OutboxCore::abort_pass(uint64_t pass, const std::string& reason) {
   auto& words = block_.producer();
+  uint64_t word = pass << kMicrobatchBits;
   write_text(words.reason, reason);
-  words.aborted[aborts_++ % kAbortsKept].value.store(make_stamp(epoch_, step_, 1),
-                                                     std::memory_order_release);
-  record(block_.producer_ring(), Step::abort, make_stamp(epoch_, step_, 0), 0, 0);
+  words.aborted[aborts_++ % kAbortsKept].value.store(word | 1, std::memory_order_release);
+  record(block_.producer_ring(), Step::abort, word, 0, 0);
   ring(words.bell);
-  uint64_t over = pass();
-  drop_queue([over](uint64_t key) { return pass_of(key) == over; });
+  drop_queue([pass](uint64_t key) { return pass_of(key) == pass; });
 }
 
 void OutboxCore::fail(Verdict verdict, const std::string& reason) {
+  // The pass that it happened in need not be the one that is open by now.
+  uint64_t failed = verdict.key != 0 ? pass_of(verdict.key) : pass();
   failure_ = std::move(verdict);
-  abort_pass(reason);
+  abort_pass(failed, reason);
 }
 
 void OutboxCore::abort(const std::string& reason) {
   if (fork_.forked()) return;
   std::lock_guard lock(mutex_);
   if (closed_) return;
-  if (open_ || failure_) abort_pass(reason);
+  if (open_ || failure_) abort_pass(pass(), reason);
+  dropped_ = {};
   open_ = false;
   if (failure_.fault != Fault::peer_lost && failure_.fault != Fault::peer_closed) failure_ = {};
 }
@@ -382,8 +394,10 @@ void OutboxCore::close() {
   stop_.store(true, std::memory_order_release);
   ring(block_.consumer().bell);
   if (thread_.joinable()) thread_.join();
-  std::lock_guard lock(mutex_);
-  bool clean = transport_->finish(kFinishLimit);
+  std::unique_lock lock(mutex_);
+  // A flush on another thread may be in the middle of a copy.
+  drained_.wait_for(lock, std::chrono::nanoseconds(kFinishLimit), [this] { return !draining_; });
+  bool clean = !draining_ && transport_->finish(kFinishLimit);
   reap();
   for (auto& flight : in_flight_) retired_.push_back(flight.source);
   in_flight_.clear();

@@ -87,6 +87,7 @@ class OutboxCore {
   Verdict check_push(const Push& push);
   Verdict check_peer();
   Verdict check_delivered();
+  Verdict over(uint64_t key) const;
   bool credit_covers(uint64_t key) const;
   void announce(const Pending& pending, size_t slot, uint64_t bytes);
   void send(const Pending& pending);
@@ -99,7 +100,7 @@ class OutboxCore {
   void drop_queue(const std::function<bool(uint64_t key)>& over);
   void reap();
   void fail(Verdict verdict, const std::string& reason);
-  void abort_pass(const std::string& reason);
+  void abort_pass(uint64_t pass, const std::string& reason);
   void watch_queue();
   void watch_peer();
   bool socket_ended() const;
@@ -123,7 +124,7 @@ class OutboxCore {
   bool draining_ = false;
   uint64_t epoch_ = 0, step_ = 0, microbatches_ = 0;
   int64_t last_step_ = -1;
-  uint64_t pushed_count_ = 0, undelivered_ = 0;
+  uint64_t pushed_count_ = 0, sent_count_ = 0, undelivered_ = 0;
   std::vector<bool> pushed_;
   std::deque<Pending> queue_;
   Patience queue_wait_{0};  // since a queued push was last sent, or the queue was last empty

@@ -44,7 +44,7 @@ void OutboxCore::drain(std::unique_lock<std::mutex>& lock) {
     if (!error.empty()) device_failed(error);
   }
   draining_ = false;
-  if (queue_.empty()) drained_.notify_all();
+  drained_.notify_all();
 }
 
 void OutboxCore::drop_queue(const std::function<bool(uint64_t)>& over) {
@@ -99,18 +99,15 @@ bool OutboxCore::socket_ended() const {
 void OutboxCore::watch_queue() {
   const auto& peer = block_.consumer();
   if (queue_.empty()) return;
-  uint64_t theirs = pass_of(peer.aborted.value.load(std::memory_order_acquire));
-  uint64_t life = peer.epoch.value.load(std::memory_order_acquire);
-  size_t before = queue_.size();
-  uint64_t first = queue_.front().key;
-  drop_queue([&](uint64_t key) { return theirs >= pass_of(key) || life != epoch_of(key); });
-  if (queue_.size() < before) {  // flush, the next push and close_pass say so
+  auto dead = [this](const Pending& pending) { return static_cast<bool>(over(pending.key)); };
+  if (std::any_of(queue_.begin(), queue_.end(), dead)) {
+    size_t before = queue_.size();
+    drop_queue([this](uint64_t key) {
+      Verdict why = over(key);  // flush, the next push and close_pass say so
+      if (why && !dropped_ && pass_of(key) == pass()) dropped_ = why;
+      return static_cast<bool>(why);
+    });
     undelivered_ += before - queue_.size();
-    dropped_ = Verdict::of(life != epoch_of(first) ? Fault::epoch_mismatch : Fault::aborted_by_peer,
-                           first);
-    dropped_.seen = make_stamp(life, 0, 0);
-    dropped_.expected = first;
-    dropped_.reason = read_text(peer.reason);
   }
   if (queue_.empty()) return;
   uint64_t key = queue_.front().key;

@@ -59,7 +59,8 @@ def assemble(wanted: Wanted) -> Assembled:
         f"{depth} slots × {plan.slot_bytes} B + {len(lanes)} lanes × 4096 B = {size} B "
         f"({size / 2**30:.3f} GiB)"
     )
-    label = f"tapchannel:{wanted.name}"
+    # A memfd's name holds 200 bytes: what follows the channel's must not be cut off.
+    label = f"tapchannel:{wanted.name.encode()[:150].decode(errors='ignore')}"
     reservation = choice.transport.reserve(
         wanted.device, f"{label}:slots", size, wanted.memory, arithmetic
     )

@@ -20,7 +20,9 @@ class Closable(Protocol):
 
 
 class ClosesOnExit:
-    """A context manager that closes itself when its block is left."""
+    """A context manager that closes itself when its block is left, or when it is dropped."""
+
+    _closed: bool = True  # until there is something to close
 
     def close(self) -> None:
         """End it; twice is fine."""

@@ -24,7 +24,7 @@ from .reports import RawEvent, lane_facts, mailbox_facts
 from .service import MailboxService
 from .settings import check_mode, checked_choice, checked_seconds, reading_stream, secret_bytes
 from .stores import Rendezvous, own_address, rendezvous
-from .verdicts import LaneFacts, Scene, error_from
+from .verdicts import Scene, error_from, finder
 
 _TRY, _HOST, _STREAM = range(3)
 _MODES: Final = {"host": _HOST, "stream": _STREAM}
@@ -79,7 +79,6 @@ class Mailbox(lifetime.ClosesOnExit):
         secret: str | bytes | None = None,
         memory: str = "auto",
     ) -> None:
-        self._closed = True  # until there is something to close
         drop_newest = checked_choice("when_full", when_full, _WHEN_FULL) == "drop_newest"
         checked_choice("memory", memory, MEMORY_CHOICES)
         checked_int("depth", depth, 1, MAX_DEPTH)
@@ -96,7 +95,7 @@ class Mailbox(lifetime.ClosesOnExit):
         address = own_address(store)
         self._service = MailboxService(self._made, wanted, drop_newest, known_secret, address)
         self._shares = Shares(plan, self._lanes, self._made.choice.transport.name)
-        self._scene = Scene(name, depth, self._lane_facts, "producer")
+        self._scene = Scene(name, depth, finder(self._lanes, self._service.peers), "producer")
         self._last_error: str | None = None
         self._began = time.monotonic()
         self._step = 0
@@ -282,13 +281,6 @@ class Mailbox(lifetime.ClosesOnExit):
 
     def _status(self, lane: Lane) -> Mapping[str, object]:
         return self._core.lane_status(lane.index)
-
-    def _lane_facts(self, index: int) -> LaneFacts | None:
-        if index < 0:
-            return None
-        lane, peer = self._lanes[index], self._service.peers.get(index)
-        taps = [cell.tap.name for cell in lane.cells]
-        return LaneFacts(lane.rank, taps, peer.pid if peer else None, peer.host if peer else None)
 
     def _error(self, verdict: _native.Verdict, doing: str) -> TapChannelError:
         error = error_from(verdict, self._scene, doing)

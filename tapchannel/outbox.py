@@ -87,7 +87,6 @@ class Outbox(lifetime.ClosesOnExit):
         transport: str = "auto",
         secret: str | bytes | None = None,
     ) -> None:
-        self._closed = True  # until there is something to close
         checked_int("rank", rank, 0, MAX_RANK)
         checked_int("queue_limit", queue_limit, 1, 1 << 20)
         checked_choice("transport", transport, TRANSPORT_CHOICES)

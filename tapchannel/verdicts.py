@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ from .keys import Key, describe
 
 if TYPE_CHECKING:
     from . import _native
+    from .handshake import Peer
+    from .plan import Lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,19 @@ class Scene:
     peer: str
     peer_at: str = ""  # where the peer runs, if the lane's facts are this side's own
     own_lane: int | None = None  # an outbox has one lane, whatever the verdict says
+
+
+def finder(lanes: Sequence[Lane], peers: Mapping[int, Peer]) -> Callable[[int], LaneFacts | None]:
+    """Give the function that finds a lane's facts among a mailbox's peers."""
+
+    def find(index: int) -> LaneFacts | None:
+        if index < 0:
+            return None
+        lane, peer = lanes[index], peers.get(index)
+        taps = [cell.tap.name for cell in lane.cells]
+        return LaneFacts(lane.rank, taps, peer.pid if peer else None, peer.host if peer else None)
+
+    return find
 
 
 def error_from(verdict: _native.Verdict, scene: Scene, doing: str) -> TapChannelError:

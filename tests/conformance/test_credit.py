@@ -10,7 +10,6 @@ from tapchannel import (
     CreditTimeout,
     Key,
     Outbox,
-    OverrunError,
     PassAborted,
     TapPlan,
     UsageError,
@@ -62,7 +61,7 @@ def test_full_queue_refuses_a_push_that_may_be_made_again(channel_of: Maker) -> 
         push(channel, 0)
         channel.producer.flush()
         push(channel, 1, 2)
-        with pytest.raises(OverrunError, match="queue"):
+        with pytest.raises(CreditTimeout, match="queue"):
             push(channel, 3)
         for microbatch in range(4):
             with channel.mailbox.recv(microbatch) as taps:

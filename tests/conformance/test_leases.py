@@ -134,7 +134,7 @@ def test_release_counts_the_views_that_are_alive(channel_of: Maker) -> None:
             views = [lease[name] for name in names]
             with pytest.raises(UsageError, match="alive") as held:
                 lease.release()
-            assert held.value.seen == f"{len(names)} live views"
+            assert held.value.seen == f"{len(names)} live view{'s' if len(names) > 1 else ''}"
             assert same_bits(views[-1], payload((0, "single"), 6, 4))
             views.clear()
         part = lease["left"].detach()[1:3]

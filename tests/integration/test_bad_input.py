@@ -33,7 +33,6 @@ from tapchannel.errors import (
     ChannelClosed,
     ConfigError,
     CreditTimeout,
-    OverrunError,
     PassAborted,
     PeerLostError,
     PlanMismatchError,
