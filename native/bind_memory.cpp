@@ -29,7 +29,10 @@ void bind_host(nb::class_<Arena>& arena) {
   arena.def_static(
       "adopt_host",
       [](int fd, size_t bytes) {
-        return Arena{std::make_shared<Mapping>(Mapping::adopt(fd, bytes)), nullptr};
+        nb::gil_scoped_release open;
+        auto memory = std::make_shared<Mapping>(Mapping::adopt(fd, bytes));
+        memory->populate();  // else the first push into each slot pays for its page faults
+        return Arena{std::move(memory), nullptr};
       },
       nb::arg("fd"), nb::arg("bytes"),
       "Maps a received memfd after checking its size and seals; takes the descriptor over.");
@@ -82,6 +85,7 @@ void bind_device(nb::class_<Arena>& arena) {
 // The attach self-test's bytes, on a stream of their own: the caller's streams are neither waited
 // for nor held up.
 void probe(const Arena& arena, size_t offset, char* bytes, size_t size, bool write) {
+  if (!arena.host && !arena.device) throw std::invalid_argument("the memory was let go already");
   size_t whole = arena.host ? arena.host->bytes() : arena.device->bytes();
   if (size > whole || offset > whole - size) throw std::invalid_argument("probe outside the arena");
   nb::gil_scoped_release open;
@@ -128,18 +132,27 @@ void bind_probe(nb::class_<Arena>& arena) {
       nb::arg("offset"), nb::arg("bytes"), "Reads bytes back; for the attach self-test.");
 }
 
+const Arena& held(const Arena& arena) {
+  if (!arena.host && !arena.device) throw std::invalid_argument("the memory was let go already");
+  return arena;
+}
+
 void bind_arena(nb::module_& module) {
   nb::class_<Arena> arena(module, "Arena", "Memory that holds the slots.");
   bind_host(arena);
   bind_device(arena);
   bind_probe(arena);
   arena.def(
-      "share", [](const Arena& self) { return self; },
+      "share", [](const Arena& self) { return held(self); },
       "A second reference to the same memory, for an outbox of the same process.");
+  arena.def(
+      "drop", [](Arena& self) { self = Arena{}; },
+      "Lets go of this reference to the memory; the last one frees it.");
   arena.def(
       "export_fd",
       [](const Arena& self) {
-        return self.host ? fcntl(self.host->fd(), F_DUPFD_CLOEXEC, 3) : self.device->export_fd();
+        return held(self).host ? fcntl(self.host->fd(), F_DUPFD_CLOEXEC, 3)
+                               : self.device->export_fd();
       },
       "A new descriptor of the memory, the caller's to close.");
   arena.def("export_handle", [](const Arena& self) {
@@ -148,10 +161,10 @@ void bind_arena(nb::module_& module) {
     return nb::bytes(handle.data(), handle.size());
   });
   arena.def_prop_ro("kind", [](const Arena& self) {
-    return self.host ? "host" : cuda::to_text(self.device->kind());
+    return held(self).host ? "host" : cuda::to_text(self.device->kind());
   });
   arena.def_prop_ro("bytes", [](const Arena& self) {
-    return self.host ? self.host->bytes() : self.device->bytes();
+    return held(self).host ? self.host->bytes() : self.device->bytes();
   });
 }
 

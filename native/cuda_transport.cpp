@@ -17,7 +17,8 @@ CudaTransport::CudaTransport(Device device, std::shared_ptr<DeviceArena> arena,
       performed_(device_, 4096) {
   std::memset(performed_.host(), 0, 4096);
   ContextGuard guard(device_);
-  check(driver()->cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  for (CUstream& stream : streams_)
+    check(driver()->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
 }
 
 void CudaTransport::enter_thread() { relax_capture_on_this_thread(); }
@@ -28,7 +29,7 @@ CudaTransport::~CudaTransport() {
     if (!finish(10000000000ULL)) new std::shared_ptr<DeviceArena>(arena_);
     ContextGuard guard(device_);
     for (CUevent event : events_) static_cast<void>(driver()->cuEventDestroy(event));
-    static_cast<void>(driver()->cuStreamDestroy(stream_));
+    for (CUstream stream : streams_) static_cast<void>(driver()->cuStreamDestroy(stream));
   } catch (const std::exception&) {  // the driver is shutting down: nothing left to free
   }
 }
@@ -67,16 +68,17 @@ void CudaTransport::forget(Token token) {
   events_.push_back(static_cast<CUevent>(token));
 }
 
-void CudaTransport::put(Token token, const Source& source, uint64_t offset,
+void CudaTransport::put(Token token, const Source& source, const Place& place,
                         const CellGeometry& cell) {
   ContextGuard guard(device_);
-  check(driver()->cuStreamWaitEvent(stream_, static_cast<CUevent>(token), 0), "cuStreamWaitEvent");
+  CUstream stream = stream_of(place);
+  check(driver()->cuStreamWaitEvent(stream, static_cast<CUevent>(token), 0), "cuStreamWaitEvent");
   forget(token);
-  CUdeviceptr to = arena_->ptr() + offset;
+  CUdeviceptr to = arena_->ptr() + place.offset;
   auto from = reinterpret_cast<CUdeviceptr>(source.data);
   bool flat = (source.pitch == cell.row_bytes && cell.pitch == cell.row_bytes) || source.rows == 1;
   if (flat) {
-    check(driver()->cuMemcpyDtoDAsync(to, from, source.rows * cell.row_bytes, stream_),
+    check(driver()->cuMemcpyDtoDAsync(to, from, source.rows * cell.row_bytes, stream),
           "cuMemcpyDtoDAsync");
     return;
   }
@@ -88,21 +90,21 @@ void CudaTransport::put(Token token, const Source& source, uint64_t offset,
   copy.dstPitch = cell.pitch;
   copy.WidthInBytes = cell.row_bytes;
   copy.Height = source.rows;
-  check(driver()->cuMemcpy2DAsync(&copy, stream_), "cuMemcpy2DAsync");
+  check(driver()->cuMemcpy2DAsync(&copy, stream), "cuMemcpy2DAsync");
 }
 
-void CudaTransport::put_poison(uint64_t offset, size_t rows, const CellGeometry& cell) {
+void CudaTransport::put_poison(const Place& to, size_t rows, const CellGeometry& cell) {
   if (rows == 0 || cell.row_bytes == 0) return;
   ContextGuard guard(device_);
-  check(driver()->cuMemsetD2D8Async(arena_->ptr() + offset, cell.pitch, cell.poison_byte,
-                                    cell.row_bytes, rows, stream_),
+  check(driver()->cuMemsetD2D8Async(arena_->ptr() + to.offset, cell.pitch, cell.poison_byte,
+                                    cell.row_bytes, rows, stream_of(to)),
         "cuMemsetD2D8Async");
 }
 
-void CudaTransport::stamp(std::atomic<uint64_t>& word, uint64_t value) {
+void CudaTransport::stamp(std::atomic<uint64_t>& word, uint64_t value, const Place& at) {
   ContextGuard guard(device_);
   auto offset = static_cast<size_t>(reinterpret_cast<const uint8_t*>(&word) - block_base_);
-  check(driver()->cuStreamWriteValue64(stream_, registered_.device_pointer() + offset, value,
+  check(driver()->cuStreamWriteValue64(stream_of(at), registered_.device_pointer() + offset, value,
                                        CU_STREAM_WRITE_VALUE_DEFAULT),
         "cuStreamWriteValue64");
   std::lock_guard lock(mutex_);
@@ -113,15 +115,20 @@ void CudaTransport::mark() {
   std::lock_guard lock(mutex_);
   if (marked_ == stamped_) return;
   ContextGuard guard(device_);
-  check(driver()->cuStreamWriteValue64(stream_, performed_.device_pointer(), stamped_,
-                                       CU_STREAM_WRITE_VALUE_DEFAULT),
-        "cuStreamWriteValue64");
+  for (size_t i = 0; i < kStreams; ++i)
+    check(driver()->cuStreamWriteValue64(streams_[i],
+                                         performed_.device_pointer() + i * sizeof(uint64_t),
+                                         stamped_, CU_STREAM_WRITE_VALUE_DEFAULT),
+          "cuStreamWriteValue64");
   marked_ = stamped_;
 }
 
 uint64_t CudaTransport::performed() const {
-  return reinterpret_cast<const std::atomic<uint64_t>*>(performed_.host())
-      ->load(std::memory_order_acquire);
+  const auto* words = reinterpret_cast<const std::atomic<uint64_t>*>(performed_.host());
+  uint64_t least = words[0].load(std::memory_order_acquire);
+  for (size_t i = 1; i < kStreams; ++i)
+    least = std::min(least, words[i].load(std::memory_order_acquire));
+  return least;
 }
 
 bool CudaTransport::finish(uint64_t limit_ns) {

@@ -2,6 +2,7 @@
 // the same stream.
 #pragma once
 
+#include <array>
 #include <mutex>
 #include <vector>
 
@@ -10,7 +11,7 @@
 
 namespace tapchannel {
 
-// Ordering rule: copy, then cuStreamWriteValue64 on the lane's one copy stream; its default fence
+// Ordering rule: copy, then cuStreamWriteValue64 on the same copy stream; its default fence
 // orders the copy before the stamp at system scope. Never payload and stamp in one batch call:
 // members of a batch have no order.
 class CudaTransport final : public Transport {
@@ -21,9 +22,9 @@ class CudaTransport final : public Transport {
   void enter_thread() override;
   Token order(uintptr_t stream) override;
   void forget(Token token) override;
-  void put(Token token, const Source& source, uint64_t offset, const CellGeometry& cell) override;
-  void put_poison(uint64_t offset, size_t rows, const CellGeometry& cell) override;
-  void stamp(std::atomic<uint64_t>& word, uint64_t value) override;
+  void put(Token token, const Source& source, const Place& to, const CellGeometry& cell) override;
+  void put_poison(const Place& to, size_t rows, const CellGeometry& cell) override;
+  void stamp(std::atomic<uint64_t>& word, uint64_t value, const Place& at) override;
   void mark() override;
   uint64_t performed() const override;
   bool finish(uint64_t limit_ns) override;
@@ -31,6 +32,7 @@ class CudaTransport final : public Transport {
 
  private:
   cuda::CUevent take_event();
+  cuda::CUstream stream_of(const Place& place) const { return streams_[place.track % kStreams]; }
   cuda::Device device_;
   std::shared_ptr<cuda::DeviceArena> arena_;
   const uint8_t* block_base_;
@@ -41,7 +43,11 @@ class CudaTransport final : public Transport {
   //   visible: the copies have read their sources. Without it close() could not tell when nothing
   //   is in flight, and a poisoned stamp would hide a copy's end.
   cuda::PinnedPage performed_;
-  cuda::CUstream stream_ = nullptr;
+  // Two copy streams, by track: the next message's copy runs while this one's stamp waits for its
+  // fence. One cell always uses the same stream, so late puts of a dead pass stay before newer
+  // ones.
+  static constexpr size_t kStreams = 2;
+  std::array<cuda::CUstream, kStreams> streams_{};
   std::mutex mutex_;  // over the three below
   std::vector<cuda::CUevent> events_;
   uint64_t stamped_ = 0, marked_ = 0;

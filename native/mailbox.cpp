@@ -3,7 +3,8 @@
 namespace tapchannel {
 
 namespace {
-constexpr double kFillPatience = 0.5;  // seconds that a poisoned wait goes on for its pattern
+constexpr double kFillPatience = 0.5;  // seconds that a poisoned wait goes on for its pattern, and
+constexpr double kFillRate = 5e9;  // bytes a second that the pattern is expected to make at least
 }  // namespace
 
 MailboxCore::MailboxCore(std::unique_ptr<Port> port, std::vector<ControlBlock> blocks,
@@ -118,7 +119,7 @@ void MailboxCore::advance() {
     record(lane.block.consumer_ring(), Step::grant, make_stamp(epoch_, step_, granted_), 0, 0);
     ring(lane.block.consumer().bell);
   }
-  ring(bell_);
+  ring(credit_bell_);
 }
 
 // A poisoned word would satisfy every later wait. It is cleared when its slot is granted anew: then
@@ -202,7 +203,7 @@ void MailboxCore::end_pass(const std::string& reason) {
   }
   open_ = false;
   received_.clear();
-  ring(bell_);
+  ring(credit_bell_);
 }
 
 void MailboxCore::abort(const std::string& reason) {
@@ -232,6 +233,7 @@ Verdict MailboxCore::reset() {
 void MailboxCore::poison(LeaseRecord& record) {
   std::vector<Region> regions;
   std::vector<std::pair<size_t, size_t>> cells;
+  uint64_t bytes = 0;
   for (size_t i = 0; i < lanes_.size(); ++i)
     for (size_t cell = 0; cell < lanes_[i].cells.size(); ++cell) {
       const auto& stamp = lanes_[i].block.stamp(record.slot, cell);
@@ -239,10 +241,11 @@ void MailboxCore::poison(LeaseRecord& record) {
       const auto& geometry = lanes_[i].cells[cell];
       uint64_t offset = record.slot * slot_bytes_ + geometry.offset;
       regions.push_back({offset, geometry.tap_rows, geometry});
+      bytes += geometry.tap_rows * geometry.row_bytes;
       cells.emplace_back(i, cell);
     }
   record.fill = port_->start_fill(std::move(regions));
-  Patience patience(kFillPatience);
+  Patience patience(kFillPatience + static_cast<double>(bytes) / kFillRate);
   while (!port_->filled(record.fill) && !patience.over()) {
     sleep_ns(20000);
     patience.tick();
@@ -262,7 +265,7 @@ void MailboxCore::fail(LeaseRecord& record, Verdict verdict) {
   record.failure = verdict;
   poison(record);
   if (!failure_) failure_ = std::move(verdict);
-  ring(bell_);
+  ring(credit_bell_);
 }
 
 Verdict MailboxCore::check_lease(uint64_t lease) {
@@ -296,6 +299,7 @@ void MailboxCore::drop(uint64_t lease) noexcept {
   if (found == leases_.end() || found->second.hold != Hold::held) return;
   found->second.hold = Hold::dropped;
   give_back(lease, found->second);
+  if (closed_ && leases_.empty()) port_.reset();
 }
 
 // Step 9. On a GPU the credit follows when the word behind the reads has been written; the monitor
@@ -313,7 +317,7 @@ void MailboxCore::give_back(uint64_t id, LeaseRecord& record) {
     leases_.erase(id);
     advance();
   }
-  ring(bell_);
+  if (given != Given::performed) ring(bell_);
 }
 
 void MailboxCore::close() {
@@ -334,6 +338,7 @@ void MailboxCore::close() {
   }
   stop_.store(true, std::memory_order_release);
   ring(bell_);
+  ring(credit_bell_);
   if (thread_.joinable()) thread_.join();
   std::lock_guard lock(mutex_);
   for (auto& lane : lanes_)
@@ -343,6 +348,9 @@ void MailboxCore::close() {
       ::close(*fd);
       *fd = -1;
     }
+  // The slots' memory is somebody's HBM: it goes now unless a view still reads it. The control
+  // blocks stay for the flight recorder.
+  if (leases_.empty()) port_.reset();
 }
 
 }  // namespace tapchannel

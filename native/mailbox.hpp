@@ -131,6 +131,7 @@ class MailboxCore {
   uint64_t grant_lease(const RecvRequest& request, uint64_t key, double waited_s);
   bool poisoned(size_t slot) const;
   bool all_landed(uint64_t key, size_t slot) const;
+  bool all_arrived(uint64_t key, size_t slot) const;
   void count_landed(uint64_t key, size_t slot, double waited_s);
   void sleep_for(std::unique_lock<std::mutex>& lock, const Verdict& want, uint32_t before,
                  uint64_t limit_ns, uint64_t& nap_ns);
@@ -157,7 +158,8 @@ class MailboxCore {
   bool fill_released_;
 
   std::mutex mutex_;
-  Bell bell_;  // private: wakes the monitor and host waits for credit
+  Bell bell_;         // private: wakes the monitor
+  Bell credit_bell_;  // private: wakes host waits for credit
   bool closed_ = false, open_ = false;
   uint64_t epoch_ = 1, step_ = 0, microbatches_ = 0, granted_ = 0;
   int64_t last_step_ = -1;

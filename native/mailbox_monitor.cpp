@@ -17,7 +17,7 @@ void MailboxCore::watch_leases(std::vector<uint64_t>& released) {
         port_->filled(record.fill))
       released.push_back(id);
     if (!record.waiting) continue;
-    if (all_landed(record.key, record.slot)) {
+    if (all_arrived(record.key, record.slot)) {
       record.waiting = false;
       count_landed(record.key, record.slot, record.patience.waited_s());
       for (auto& lane : lanes_)

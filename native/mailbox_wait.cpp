@@ -59,68 +59,6 @@ Verdict MailboxCore::count_fault(size_t index, uint64_t key) {
   return bad;
 }
 
-// Copies an announce, then checks the copy: its writer may change the words under every look.
-AnnounceFacts MailboxCore::read_announce(const Lane& lane, size_t cell, size_t slot, uint64_t key) {
-  const Announce& said = lane.block.announce(slot, cell);
-  const auto& geometry = lane.cells[cell];
-  AnnounceFacts facts;
-  facts.present = said.key.load(std::memory_order_acquire) == key;
-  facts.rows = said.rows;
-  facts.row_begin = said.row_begin;
-  facts.dtype = said.dtype;
-  facts.flags = said.flags;
-  facts.checksum = said.checksum;
-  uint32_t ndim = said.ndim;
-  if (ndim >= 1 && ndim <= kMaxDims) facts.shape.assign(said.shape, said.shape + ndim);
-  facts.present = facts.present && said.key.load(std::memory_order_acquire) == key;
-
-  uint64_t rows = 1;  // what the shape comes to, its last dimension left out
-  for (size_t i = 0; i + 1 < facts.shape.size(); ++i) {
-    if (facts.shape[i] != 0 && rows > geometry.row_limit) break;
-    rows = facts.shape[i] > geometry.row_limit ? geometry.row_limit + 1 : rows * facts.shape[i];
-  }
-  facts.fits = facts.rows <= geometry.row_limit && facts.row_begin <= geometry.tap_rows &&
-               facts.rows <= geometry.tap_rows - facts.row_begin && facts.dtype == geometry.dtype &&
-               !facts.shape.empty() && facts.shape.back() == geometry.width && rows == facts.rows;
-  return facts;
-}
-
-Verdict MailboxCore::bad_announce(const Lane& lane, size_t index, size_t slot, uint64_t key) {
-  for (size_t cell = 0; cell < lane.cells.size(); ++cell) {
-    AnnounceFacts facts = read_announce(lane, cell, slot, key);
-    if (facts.fits) continue;
-    Verdict bad = Verdict::of(Fault::bad_announce, key, static_cast<int>(cell));
-    bad.lane = static_cast<int>(index);
-    bad.seen = facts.rows;
-    bad.expected = lane.cells[cell].row_limit;
-    return bad;
-  }
-  return {};
-}
-
-// A view sized by the caller's own number must not show rows that nobody pushed for this key (I1).
-Verdict MailboxCore::rows_fault(uint64_t key, size_t slot, int64_t rows) const {
-  if (rows < 0) return {};
-  std::map<uint32_t, std::pair<uint64_t, Verdict>> sums;
-  for (size_t i = 0; i < lanes_.size(); ++i)
-    for (size_t cell = 0; cell < lanes_[i].cells.size(); ++cell) {
-      const auto& announce = lanes_[i].block.announce(slot, cell);
-      if (!lanes_[i].cells[cell].counts_rows || announce.key.load(std::memory_order_acquire) != key)
-        continue;
-      auto& [sum, place] = sums[lanes_[i].cells[cell].tap];
-      sum += announce.rows;
-      place = Verdict::of(Fault::rows_differ, key, static_cast<int>(cell));
-      place.lane = static_cast<int>(i);
-    }
-  for (auto& [tap, sum] : sums) {
-    if (sum.first == static_cast<uint64_t>(rows)) continue;
-    sum.second.seen = sum.first;
-    sum.second.expected = static_cast<uint64_t>(rows);
-    return sum.second;
-  }
-  return {};
-}
-
 // What one lane still lacks of the key: would_block with the cell, or a fault that waiting cannot
 // mend.
 Verdict MailboxCore::lane_unmet(size_t index, const RecvRequest& request, uint64_t key,
@@ -187,6 +125,15 @@ bool MailboxCore::poisoned(size_t slot) const {
   return false;
 }
 
+// Landed, and announced: where a put is only enqueued the announce follows it, and the GPU may be
+// faster than the thread that announces.
+bool MailboxCore::all_arrived(uint64_t key, size_t slot) const {
+  for (const auto& lane : lanes_)
+    for (size_t cell = 0; cell < lane.cells.size(); ++cell)
+      if (lane.block.announce(slot, cell).key.load(std::memory_order_acquire) != key) return false;
+  return all_landed(key, slot);
+}
+
 bool MailboxCore::all_landed(uint64_t key, size_t slot) const {
   for (const auto& lane : lanes_)
     for (size_t cell = 0; cell < lane.cells.size(); ++cell)
@@ -218,7 +165,8 @@ void MailboxCore::sleep_for(std::unique_lock<std::mutex>& lock, const Verdict& w
   uint64_t span = std::min(kTick, limit_ns);
   if (want.fault == Fault::held) {  // credit is given under our lock, then the bell is rung
     lock.unlock();
-    sleep_on(bell_, span, [&] { return bell_.count.load(std::memory_order_seq_cst) != before; });
+    sleep_on(credit_bell_, span,
+             [&] { return credit_bell_.count.load(std::memory_order_seq_cst) != before; });
     lock.lock();
     return;
   }
@@ -252,7 +200,7 @@ Verdict MailboxCore::host_wait(std::unique_lock<std::mutex>& lock, const RecvReq
     bool over = patience.over();  // judged on what is looked at from here on, not on older news
     if (Verdict aborted = given_up(key)) return aborted;
     Verdict want;
-    uint32_t before = bell_.count.load(std::memory_order_seq_cst);
+    uint32_t before = credit_bell_.count.load(std::memory_order_seq_cst);
     if (granted_ <= request.microbatch) {
       // A stream wait made now would stand before the release that it needs: a certain deadlock
       // unless that one is queued already.
@@ -327,8 +275,9 @@ uint64_t MailboxCore::grant_lease(const RecvRequest& request, uint64_t key, doub
                        0);
   received_[request.microbatch] = Received::leased;
   uint64_t id = next_lease_++;
+  bool waiting = record.waiting;
   leases_.emplace(id, std::move(record));
-  ring(bell_);
+  if (waiting) ring(bell_);
   return id;
 }
 
@@ -340,7 +289,7 @@ std::pair<Verdict, uint64_t> MailboxCore::recv(const RecvRequest& request) {
   double waited_s = 0;
   size_t slot = request.microbatch % depth_;
   Verdict verdict = host_wait(lock, request, key, waited_s);
-  if (!verdict && all_landed(key, slot)) verdict = rows_fault(key, slot, request.rows);
+  if (!verdict && all_arrived(key, slot)) verdict = rows_fault(key, slot, request.rows);
   switch (verdict.fault) {
     case Fault::none:
       return {Verdict{}, grant_lease(request, key, waited_s)};
@@ -365,7 +314,7 @@ Verdict MailboxCore::settle(uint64_t lease, double timeout_s, const Interrupt::A
     auto found = leases_.find(lease);
     if (found == leases_.end()) return {};
     if (found->second.failure) return found->second.failure;
-    if (!found->second.waiting || all_landed(found->second.key, found->second.slot)) return {};
+    if (!found->second.waiting || all_arrived(found->second.key, found->second.slot)) return {};
     patience.tick();
     if (patience.over()) return Verdict::of(Fault::would_block, found->second.key);
     lock.unlock();
@@ -374,17 +323,6 @@ Verdict MailboxCore::settle(uint64_t lease, double timeout_s, const Interrupt::A
     lock.lock();
     if (stop) return Verdict::of(Fault::interrupted);
   }
-}
-
-// By its own key, not the open pass's: a lease stays readable when the mailbox is reset.
-AnnounceFacts MailboxCore::announce(size_t index, size_t cell, uint64_t key) {
-  if (fork_.forked()) return {};
-  std::lock_guard lock(mutex_);
-  const auto& lane = lanes_.at(index);
-  if (cell >= lane.cells.size() || count_of(key) == 0) return {};
-  AnnounceFacts facts = read_announce(lane, cell, (count_of(key) - 1) % depth_, key);
-  facts.present = facts.present && facts.fits;
-  return facts;
 }
 
 }  // namespace tapchannel

@@ -46,6 +46,9 @@ OutboxCore::~OutboxCore() {
 Verdict OutboxCore::check_peer() {
   if (fork_.forked()) return Verdict::of(Fault::forked);
   if (closed_) return Verdict::of(Fault::closed);
+  // An idle thread of ours looks only now and then; whoever calls wants to know now.
+  uint64_t state = block_.consumer().state.value.load(std::memory_order_acquire);
+  if (state == static_cast<uint64_t>(LaneState::closed)) watch_peer();
   return failure_;
 }
 
@@ -235,70 +238,8 @@ void OutboxCore::enqueue(const Pending& pending, bool credit) {
   counters_.queued_peak = std::max<uint64_t>(counters_.queued_peak, queue_.size());
   // Credit may have come since it was looked at, and then the consumer's ring came too early for
   // this push.
+  ring(idle_bell_);
   if (credit || credit_covers(pending.key)) ring(block_.consumer().bell);
-}
-
-// Step 2. Its place is the slot's, so it is written only once credit covers the key.
-void OutboxCore::announce(const Pending& pending, size_t slot, uint64_t bytes) {
-  const Push& push = pending.push;
-  Announce& announce = block_.announce(slot, push.cell);
-  announce.key.store(0, std::memory_order_release);
-  announce.rows = push.source.rows;
-  announce.row_begin = push.row_begin;
-  announce.dtype = cells_[push.cell].dtype;
-  announce.ndim = push.ndim;
-  std::copy(push.shape, push.shape + kMaxDims, announce.shape);
-  announce.flags = pending.dropped ? kDropped : push.checksummed ? kChecksummed : 0u;
-  announce.checksum = push.checksum;
-  announce.key.store(pending.key, std::memory_order_release);
-  record(block_.producer_ring(), Step::announce, pending.key, push.cell, bytes);
-  ring(block_.producer().bell);
-}
-
-// Steps 2, 5 and 6 of one push; touches no state but the wire's. One call at a time a lane: under
-// the lock, or draining.
-void OutboxCore::send(const Pending& pending) {
-  const Push& push = pending.push;
-  const CellGeometry& cell = cells_[push.cell];
-  size_t slot = push.microbatch % block_.depth();
-  auto& events = block_.producer_ring();
-  uint64_t bytes = pending.dropped ? 0 : push.source.rows * cell.row_bytes;
-
-  bool ahead = transport_->immediate();
-  if (ahead) announce(pending, slot, bytes);
-
-  uint64_t offset = slot * slot_bytes_ + cell.offset + push.row_begin * cell.pitch;
-  if (pending.dropped)
-    transport_->put_poison(offset, push.source.rows, cell);
-  else if (push.source.rows != 0 && cell.row_bytes != 0)
-    transport_->put(pending.token, push.source, offset, cell);
-  else if (pending.token != nullptr)
-    transport_->forget(pending.token);
-  record(events, Step::put, pending.key, push.cell, bytes);
-
-  transport_->stamp(block_.stamp(slot, push.cell), pending.key);
-  record(events, Step::stamp, pending.key, push.cell, bytes);
-  // Where put and stamp are only enqueued, the announce follows the enqueue: an announced key is
-  // then one whose stamp is on its way, and a consumer of this very process may make its stream
-  // wait without holding up our copy (DESIGN section 6, I6).
-  if (!ahead) announce(pending, slot, bytes);
-  ring(block_.producer().bell);
-}
-
-void OutboxCore::sent(const Pending& pending, bool in_call) {
-  const Push& push = pending.push;
-  ++issued_;
-  if (pass_of(pending.key) == pass()) ++sent_count_;
-  counters_.bytes += pending.dropped ? 0 : push.source.rows * cells_[push.cell].row_bytes;
-  if (push.owner == nullptr) return;
-  // A copy that ended inside the caller's own push cannot have seen a later change: nothing to
-  // check.
-  bool done = transport_->immediate();
-  Retired source{push.owner, done && in_call ? -1 : push.version, pending.key, push.cell};
-  if (done)
-    retired_.push_back(source);
-  else
-    in_flight_.push_back({issued_, push.microbatch % block_.depth(), source});
 }
 
 void OutboxCore::device_failed(const std::string& reason) {
@@ -393,6 +334,7 @@ void OutboxCore::close() {
   }
   stop_.store(true, std::memory_order_release);
   ring(block_.consumer().bell);
+  ring(idle_bell_);
   if (thread_.joinable()) thread_.join();
   std::unique_lock lock(mutex_);
   // A flush on another thread may be in the middle of a copy.
@@ -408,6 +350,7 @@ void OutboxCore::close() {
   if (clean)
     words.state.value.store(static_cast<uint64_t>(LaneState::closed), std::memory_order_release);
   ring(words.bell);
+  if (clean) transport_.reset();  // unmaps the mailbox's memory
   ForkGuard::forget(socket_);
   ::close(socket_);
   socket_ = -1;

@@ -135,6 +135,7 @@ class OutboxCore {
   Verdict dropped_;  // why queued pushes of the pass were dropped by the other side
   OutboxCounters counters_;
   std::function<void()> on_retired_;
+  Bell idle_bell_;  // private: wakes our thread while nothing is queued; credit need not
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

@@ -12,6 +12,68 @@ constexpr uint64_t kCopyTick =
     1000000ULL;  // 1 ms while copies are in flight: their sources are somebody's memory
 }  // namespace
 
+// Step 2. Its place is the slot's, so it is written only once credit covers the key.
+void OutboxCore::announce(const Pending& pending, size_t slot, uint64_t bytes) {
+  const Push& push = pending.push;
+  Announce& announce = block_.announce(slot, push.cell);
+  announce.key.store(0, std::memory_order_release);
+  announce.rows = push.source.rows;
+  announce.row_begin = push.row_begin;
+  announce.dtype = cells_[push.cell].dtype;
+  announce.ndim = push.ndim;
+  std::copy(push.shape, push.shape + kMaxDims, announce.shape);
+  announce.flags = pending.dropped ? kDropped : push.checksummed ? kChecksummed : 0u;
+  announce.checksum = push.checksum;
+  announce.key.store(pending.key, std::memory_order_release);
+  record(block_.producer_ring(), Step::announce, pending.key, push.cell, bytes);
+}
+
+// Steps 2, 5 and 6 of one push; touches no state but the wire's. One call at a time a lane: under
+// the lock, or draining.
+void OutboxCore::send(const Pending& pending) {
+  const Push& push = pending.push;
+  const CellGeometry& cell = cells_[push.cell];
+  size_t slot = push.microbatch % block_.depth();
+  auto& events = block_.producer_ring();
+  uint64_t bytes = pending.dropped ? 0 : push.source.rows * cell.row_bytes;
+
+  bool ahead = transport_->immediate();
+  if (ahead) announce(pending, slot, bytes);
+
+  Place place{slot * slot_bytes_ + cell.offset + push.row_begin * cell.pitch, slot + push.cell};
+  if (pending.dropped)
+    transport_->put_poison(place, push.source.rows, cell);
+  else if (push.source.rows != 0 && cell.row_bytes != 0)
+    transport_->put(pending.token, push.source, place, cell);
+  else if (pending.token != nullptr)
+    transport_->forget(pending.token);
+  record(events, Step::put, pending.key, push.cell, bytes);
+
+  transport_->stamp(block_.stamp(slot, push.cell), pending.key, place);
+  record(events, Step::stamp, pending.key, push.cell, bytes);
+  // Where put and stamp are only enqueued, the announce follows the enqueue: an announced key is
+  // then one whose stamp is on its way, and a consumer of this very process may make its stream
+  // wait without holding up our copy (DESIGN section 6, I6).
+  if (!ahead) announce(pending, slot, bytes);
+  ring(block_.producer().bell);
+}
+
+void OutboxCore::sent(const Pending& pending, bool in_call) {
+  const Push& push = pending.push;
+  ++issued_;
+  if (pass_of(pending.key) == pass()) ++sent_count_;
+  counters_.bytes += pending.dropped ? 0 : push.source.rows * cells_[push.cell].row_bytes;
+  if (push.owner == nullptr) return;
+  // A copy that ended inside the caller's own push cannot have seen a later change: nothing to
+  // check.
+  bool done = transport_->immediate();
+  Retired source{push.owner, done && in_call ? -1 : push.version, pending.key, push.cell};
+  if (done)
+    retired_.push_back(source);
+  else
+    in_flight_.push_back({issued_, push.microbatch % block_.depth(), source});
+}
+
 // The next push that credit covers, in order of the pushes. One that waits must not hold up a later
 // one: the credit that it waits for may depend on just that.
 bool OutboxCore::take_covered(Pending& next) {
@@ -142,8 +204,9 @@ void OutboxCore::progress() {
   auto& peer = block_.consumer();
   uint64_t marked_at = 0;
   while (!stop_.load(std::memory_order_acquire)) {
-    uint32_t before = peer.bell.count.load(std::memory_order_seq_cst);
-    bool retired = false, copying = false;
+    uint32_t credit = peer.bell.count.load(std::memory_order_seq_cst);
+    uint32_t queued = idle_bell_.count.load(std::memory_order_seq_cst);
+    bool retired = false, copying = false, idle = false;
     {
       std::unique_lock lock(mutex_);
       watch_peer();
@@ -157,11 +220,15 @@ void OutboxCore::progress() {
       }
       block_.producer().heartbeat.value.store(now_ns(), std::memory_order_release);
       retired = !retired_.empty();
+      idle = queue_.empty();
     }
     if (retired && on_retired_) on_retired_();
-    sleep_on(peer.bell, copying ? kCopyTick : kTick, [&] {
+    // Credit matters only while something waits for it: an idle thread is not woken by each grant.
+    Bell& bell = idle ? idle_bell_ : peer.bell;
+    uint32_t seen = idle ? queued : credit;
+    sleep_on(bell, copying ? kCopyTick : kTick, [&] {
       return stop_.load(std::memory_order_acquire) ||
-             peer.bell.count.load(std::memory_order_seq_cst) != before;
+             bell.count.load(std::memory_order_seq_cst) != seen;
     });
   }
 }

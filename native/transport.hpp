@@ -1,9 +1,9 @@
 // The producer's seam: how a lane's bytes cross.
 //
 // The contract (DESIGN section 5): a stamp never becomes visible before the payload that it covers,
-// and what one lane puts and stamps becomes visible in the order of the calls. put, put_poison and
-// stamp come from one thread at a time; order, forget, mark and performed may come from another
-// meanwhile.
+// and what one lane puts and stamps in one cell becomes visible in the order of the calls. put,
+// put_poison and stamp come from one thread at a time; order, forget, mark and performed may come
+// from another meanwhile.
 #pragma once
 
 #include <atomic>
@@ -38,6 +38,12 @@ struct CellGeometry {
   bool counts_rows = true;  // one column share of each row share counts the tap's rows
 };
 
+// Where a put goes, and its track: puts of one cell share a track, on which they keep their order.
+struct Place {
+  uint64_t offset = 0;
+  size_t track = 0;
+};
+
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -48,12 +54,12 @@ class Transport {
   virtual void forget(Token token) = 0;
   // Step 5: moves rows x row_bytes to `offset` in the arena; the destination's rows are `pitch`
   // apart.
-  virtual void put(Token token, const Source& source, uint64_t offset,
+  virtual void put(Token token, const Source& source, const Place& to,
                    const CellGeometry& cell) = 0;
   // Fills the cell with the dtype's poison pattern: the payload of a dropped tap.
-  virtual void put_poison(uint64_t offset, size_t rows, const CellGeometry& cell) = 0;
+  virtual void put_poison(const Place& to, size_t rows, const CellGeometry& cell) = 0;
   // Step 6: stores the stamp once everything put before has been performed at the consumer.
-  virtual void stamp(std::atomic<uint64_t>& word, uint64_t value) = 0;
+  virtual void stamp(std::atomic<uint64_t>& word, uint64_t value, const Place& at) = 0;
   // Asks the wire to say through performed() when all that was stamped so far has been performed.
   virtual void mark() = 0;
   // How many stamps are known to have been performed; their sources are free.
@@ -73,8 +79,8 @@ class ShmTransport final : public Transport {
   explicit ShmTransport(std::shared_ptr<Mapping> arena) : arena_(std::move(arena)) {}
   Token order(uintptr_t) override { return nullptr; }
   void forget(Token) override {}
-  void put(Token, const Source& source, uint64_t offset, const CellGeometry& cell) override {
-    uint8_t* to = arena_->base() + offset;
+  void put(Token, const Source& source, const Place& place, const CellGeometry& cell) override {
+    uint8_t* to = arena_->base() + place.offset;
     if (source.pitch == cell.row_bytes && cell.pitch == cell.row_bytes) {
       std::memcpy(to, source.data, source.rows * cell.row_bytes);
       return;
@@ -82,11 +88,11 @@ class ShmTransport final : public Transport {
     for (size_t row = 0; row < source.rows; ++row)
       std::memcpy(to + row * cell.pitch, source.data + row * source.pitch, cell.row_bytes);
   }
-  void put_poison(uint64_t offset, size_t rows, const CellGeometry& cell) override {
+  void put_poison(const Place& to, size_t rows, const CellGeometry& cell) override {
     for (size_t row = 0; row < rows; ++row)
-      std::memset(arena_->base() + offset + row * cell.pitch, cell.poison_byte, cell.row_bytes);
+      std::memset(arena_->base() + to.offset + row * cell.pitch, cell.poison_byte, cell.row_bytes);
   }
-  void stamp(std::atomic<uint64_t>& word, uint64_t value) override {
+  void stamp(std::atomic<uint64_t>& word, uint64_t value, const Place&) override {
     // glibc's large memcpy uses non-temporal stores, but fences them before it returns; the release
     // store orders the rest
     word.store(value, std::memory_order_release);

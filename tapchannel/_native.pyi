@@ -109,6 +109,9 @@ class Arena:
         A second reference to the same memory, for an outbox of the same process.
         """
 
+    def drop(self) -> None:
+        """Lets go of this reference to the memory; the last one frees it."""
+
     def export_fd(self) -> int:
         """A new descriptor of the memory, the caller's to close."""
 

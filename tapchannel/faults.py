@@ -44,7 +44,12 @@ RULES: Final[dict[str, Rule]] = {
         None,
         "keep the first lease, or its clone()",
     ),
-    "bad_cell": (errors.UsageError, "tap is not this lane's", None, None),
+    "bad_cell": (
+        errors.UsageError,
+        "tap is not this lane's",
+        None,
+        "name it in the mailbox's sources for this rank",
+    ),
     "bad_rows": (
         errors.UsageError,
         "tap has more rows than its cell",
@@ -131,7 +136,12 @@ RULES: Final[dict[str, Rule]] = {
         "a layer after the tap works in place",
         "push a clone of such a tensor, or modify it only after flush()",
     ),
-    "device_error": (errors.DeviceError, "the CUDA driver refused to move a tap", None, None),
+    "device_error": (
+        errors.DeviceError,
+        "the CUDA driver refused to move a tap",
+        "an earlier kernel or copy of this process failed",
+        "look for the first CUDA error of this rank, then restart it",
+    ),
     "overrun": (
         errors.OverrunError,
         "a newer stamp stands in the cell: it was written without credit",

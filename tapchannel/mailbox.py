@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Mapping
 from typing import Final
 
@@ -17,7 +18,7 @@ from .errors import TapChannelError, UsageError
 from .keys import MAX_EPOCH, MAX_MICROBATCHES, MAX_STEP, Key, checked_int
 from .lease import Granted, Lease
 from .memory import MEMORY_CHOICES, Device, forget_local
-from .passes import Pass, in_print
+from .passes import Pass, end_pass, in_print
 from .plan import Lane, Sources, TapPlan
 from .readiness import wait_ready
 from .reports import RawEvent, lane_facts, mailbox_facts
@@ -99,7 +100,7 @@ class Mailbox(lifetime.ClosesOnExit):
         self._last_error: str | None = None
         self._began = time.monotonic()
         self._step = 0
-        self._pass: Pass | None = None
+        self._pass: weakref.ref[Pass] | None = None
         self._go_public(place)
 
     def _go_public(self, place: Rendezvous) -> None:
@@ -128,8 +129,9 @@ class Mailbox(lifetime.ClosesOnExit):
         checked_int("microbatches", microbatches, 1, MAX_MICROBATCHES)
         self._raise(self._core.open_pass(step, microbatches), f"open_pass({step})")
         self._step = step
-        self._pass = Pass(step, microbatches, self._close_pass, self.abort)
-        return self._pass
+        opened = Pass(step, microbatches, self._close_pass, self.abort)
+        self._pass = weakref.ref(opened)  # it refers to us: a cycle would keep closed memory
+        return opened
 
     def _close_pass(self) -> None:
         self._raise(self._core.close_pass(), f"closing pass {self._step}")
@@ -140,8 +142,7 @@ class Mailbox(lifetime.ClosesOnExit):
         Blocks:     never. Streams that wait for the pass go on and see the poison pattern.
         """
         self._core.abort(in_print(reason))
-        if self._pass is not None:
-            self._pass.end()
+        end_pass(self._pass)
 
     def reset(self) -> None:
         """Begin a new epoch: end the pass, count passes anew, let nothing of the old one match.
@@ -268,6 +269,7 @@ class Mailbox(lifetime.ClosesOnExit):
         self._service.close()
         self._core.close()
         forget_local(self._made.mailbox_id)
+        self._made.reservation.arena.drop()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self._lanes)} lanes"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -16,7 +16,7 @@ from .errors import ConfigError, TapChannelError, UsageError
 from .keys import MAX_MICROBATCHES, MAX_STEP, checked_int
 from .lanes import MAX_RANK
 from .memory import Device
-from .passes import Pass, in_print
+from .passes import Pass, end_pass, in_print
 from .plan import Lane, TapPlan
 from .reports import RawEvent, outbox_facts
 from .settings import (
@@ -32,6 +32,7 @@ from .targets import (
     bad_argument,
     current_stream,
     first_rows,
+    named,
     not_mine,
     odd,
     targets_of,
@@ -39,7 +40,7 @@ from .targets import (
 )
 from .tensors import adopt, checksum, rows_of
 from .transport.select import TRANSPORT_CHOICES
-from .verdicts import LaneFacts, Scene, error_from
+from .verdicts import error_from, outbox_scene
 
 
 class Outbox(lifetime.ClosesOnExit):
@@ -107,7 +108,7 @@ class Outbox(lifetime.ClosesOnExit):
         lifetime.close_at_exit(self)
         self._began = time.monotonic()
         self._step = 0
-        self._pass: Pass | None = None
+        self._pass: weakref.ref[Pass] | None = None
         self._last_error: str | None = None
 
     def _start(self, plan: TapPlan, queue_limit: int) -> None:
@@ -123,13 +124,7 @@ class Outbox(lifetime.ClosesOnExit):
             self._timeout,
             attached.link.detach(),
         )
-        taps = [cell.tap.name for cell in attached.cells]
-        facts = LaneFacts(self._rank, taps, os.getpid(), socket.gethostname())
-        offer = attached.offer
-        peer_at = f" (pid {offer.pid} on host {offer.host})"
-        self._scene = Scene(
-            self._name, offer.depth, lambda _: facts, "consumer", peer_at, offer.lane
-        )
+        self._scene = outbox_scene(self._name, self._rank, attached)
         self._ordinal = attached.device.ordinal
         self._torch_device = torch.device(str(attached.device))
         self._targets = targets_of(attached.cells)
@@ -137,9 +132,8 @@ class Outbox(lifetime.ClosesOnExit):
     # ---- passes
 
     def open_pass(self, step: int, microbatches: int) -> Pass:
-        """Open the pass that all sides call ``step``.
+        """Open the pass that all sides call ``step``; the mailbox need not have opened it yet.
 
-        Blocks:     never; the mailbox need not have opened it yet.
 
         Raises:
             UsageError: a pass is open, or ``step`` is not larger than the last one.
@@ -149,8 +143,9 @@ class Outbox(lifetime.ClosesOnExit):
         checked_int("microbatches", microbatches, 1, MAX_MICROBATCHES)
         self._raise(self._core.open_pass(step, microbatches), f"open_pass({step})")
         self._step = step
-        self._pass = Pass(step, microbatches, self._close_pass, self.abort)
-        return self._pass
+        opened = Pass(step, microbatches, self._close_pass, self.abort)
+        self._pass = weakref.ref(opened)  # it refers to us: a cycle would keep closed memory
+        return opened
 
     def _close_pass(self) -> None:
         self._raise(self._core.close_pass(), f"closing pass {self._step}")
@@ -161,8 +156,7 @@ class Outbox(lifetime.ClosesOnExit):
         Blocks:     never. Pushes that still wait for credit are dropped.
         """
         self._core.abort(in_print(reason))
-        if self._pass is not None:
-            self._pass.end()
+        end_pass(self._pass)
 
     # ---- pushing
 
@@ -205,10 +199,11 @@ class Outbox(lifetime.ClosesOnExit):
                 with torch.cuda.stream(stream):
                     verdict = self._push(microbatch, tap, tensor, rows, row_begin)
         except (UsageError, ConfigError) as error:
-            raise self._named(error, tap) from None
+            raise named(error, self._name, self._rank, tap) from None
         except TypeError as error:  # an argument is not of its type: say which
             found = bad_argument(microbatch, tap, rows, row_begin, self._targets)
-            raise self._named(found or UsageError("push", detail=str(error)), tap) from error
+            found = found or UsageError("push", detail=str(error))
+            raise named(found, self._name, self._rank, tap) from error
         if verdict is not None:
             raise self._error(verdict, f"push({microbatch}, {tap!r})")
 
@@ -279,6 +274,7 @@ class Outbox(lifetime.ClosesOnExit):
             return
         self._closed = True
         self._core.close()
+        self._attachment.arena.drop()
 
     def __exit__(
         self,
@@ -295,11 +291,6 @@ class Outbox(lifetime.ClosesOnExit):
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"by {self._attachment.transport.name}"
         return f"<Outbox {getattr(self, '_name', '?')!r}: {state}>"
-
-    def _named(self, error: UsageError | ConfigError, tap: object) -> UsageError | ConfigError:
-        error.channel, error.rank = self._name, self._rank
-        error.tap = tap if isinstance(tap, str) else None
-        return error
 
     def _error(self, verdict: _native.Verdict, doing: str) -> TapChannelError:
         error = error_from(verdict, self._scene, doing)

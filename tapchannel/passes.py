@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Final
@@ -64,6 +65,13 @@ class Pass:
     def end(self) -> None:
         """Let the block be left in peace: the pass was aborted inside it."""
         self._over = True
+
+
+def end_pass(opened: weakref.ref[Pass] | None) -> None:
+    """End a pass that was aborted by its role, if anybody still holds it."""
+    held = opened() if opened is not None else None
+    if held is not None:
+        held.end()
 
 
 def said(error: BaseException) -> str:

@@ -57,7 +57,12 @@ def listen(address: str) -> socket.socket:
     """
     path = native_address(address)
     if len(os.fsencode(path)) > 107:
-        raise ConfigError("socket path is too long", seen=address, expected="at most 107 bytes")
+        raise ConfigError(
+            "socket path is too long",
+            seen=address,
+            expected="at most 107 bytes",
+            next_step="choose a shorter path",
+        )
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if (
@@ -72,7 +77,12 @@ def listen(address: str) -> socket.socket:
         listener.listen(128)
     except OSError as error:
         listener.close()
-        raise ConfigError("mailbox cannot listen", seen=address, detail=str(error)) from error
+        raise ConfigError(
+            "mailbox cannot listen",
+            seen=address,
+            detail=str(error),
+            next_step="close the mailbox that serves this path, or choose another path",
+        ) from error
     return listener
 
 

@@ -61,6 +61,15 @@ def bad_argument(
     return None
 
 
+def named(
+    error: UsageError | ConfigError, channel: str, rank: int, tap: object
+) -> UsageError | ConfigError:
+    """Say in an error of a push where it was."""
+    error.channel, error.rank = channel, rank
+    error.tap = tap if isinstance(tap, str) else None
+    return error
+
+
 def wrong_kind(
     tap: str, dtype: torch.dtype, device: torch.device, source: torch.Tensor
 ) -> UsageError:

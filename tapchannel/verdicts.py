@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ from .keys import Key, describe
 
 if TYPE_CHECKING:
     from . import _native
+    from .attach import Attachment
     from .handshake import Peer
     from .plan import Lane
 
@@ -52,6 +55,15 @@ def finder(lanes: Sequence[Lane], peers: Mapping[int, Peer]) -> Callable[[int], 
     return find
 
 
+def outbox_scene(name: str, rank: int, attached: Attachment) -> Scene:
+    """Give the scene of an outbox: its lane's facts are its own, the peer is the consumer."""
+    offer = attached.offer
+    taps = [cell.tap.name for cell in attached.cells]
+    facts = LaneFacts(rank, taps, os.getpid(), socket.gethostname())
+    peer_at = f" (pid {offer.pid} on host {offer.host})"
+    return Scene(name, offer.depth, lambda _: facts, "consumer", peer_at, offer.lane)
+
+
 def error_from(verdict: _native.Verdict, scene: Scene, doing: str) -> TapChannelError:
     """Build the error for a verdict; ``doing`` names the call and its subject."""
     kind, what, cause, next_step = RULES[verdict.fault]
@@ -68,7 +80,7 @@ def error_from(verdict: _native.Verdict, scene: Scene, doing: str) -> TapChannel
         fields.update(waited=verdict.waited, limit=verdict.limit)
     if verdict.silent >= 0:
         fields["last_progress"] = (
-            f"last heartbeat of the {scene.peer}{scene.peer_at} {verdict.silent:.2f} s ago"
+            f"{scene.peer}{scene.peer_at}'s last heartbeat {verdict.silent:.2f} s ago"
         )
     fields.update(_by_case(verdict, scene))
     text = verdict.reason.decode("utf-8", "replace")

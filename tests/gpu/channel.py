@@ -14,7 +14,7 @@ from gpu.pair import Peer
 from tapchannel import Mailbox, Outbox, TapPlan
 
 TAP = "state"
-LIMIT = 20.0  # seconds: the deadline of every wait that a test does not shorten
+LIMIT = 15.0  # seconds: the deadline of every wait that a test does not shorten
 ATTACH_LIMIT = 60.0  # the other process may still be starting
 
 

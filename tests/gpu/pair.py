@@ -24,10 +24,10 @@ from support.children import Child, Children
 from support.link import Link
 from tapchannel.errors import PassAborted, PeerLostError
 
-STARTING_LIMIT = 120.0  # two cold imports of torch, two contexts, EAGER loading
-ENDING_LIMIT = 30.0
-ROLE_LIMIT = 45.0
-POINT_LIMIT = 30.0
+STARTING_LIMIT = 90.0  # two cold imports of torch, two contexts, EAGER loading
+ENDING_LIMIT = 20.0
+ROLE_LIMIT = 30.0
+POINT_LIMIT = 20.0
 FAILED, DONE = "failed", "done"
 
 Role = Callable[..., Any]

@@ -19,7 +19,7 @@ from tapchannel import Outbox
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 
-CHILDREN_LIMIT = 150.0
+CHILDREN_LIMIT = 90.0
 COPIES = 8  # of 2 GiB each: at least 7 ms of copies on one GPU, 40 ms between two
 LAST = COPIES  # one more, behind a kernel that outlives whoever is killed
 KERNEL_MS = 1500

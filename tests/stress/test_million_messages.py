@@ -118,7 +118,9 @@ def consume(mailbox: Mailbox) -> Footprint:
 def assert_flat(name: str, warm: Footprint, end: Footprint) -> None:
     """See that a process holds at the end what it held when it was warm."""
     assert end.resident - warm.resident < SLACK, name
-    assert (end.descriptors, end.threads) == (warm.descriptors, warm.threads), name
+    # Fewer is well: what earlier tests of this process left may be collected meanwhile.
+    assert end.descriptors <= warm.descriptors, name
+    assert end.threads <= warm.threads, name
 
 
 @pytest.mark.slow

@@ -102,9 +102,10 @@ def test_cell_geometry_is_what_the_plan_laid_out() -> None:
     begins = {name: plan.group(name).offset for name in "gh"}
     codes = {name: plan.group(name).dtype for name in "gh"}
     assert cell_geometry(lane, plan.max_rows) == [
-        # offset, row bytes, pitch, the cell's rows, the tap's rows, dtype, poison, tap, counts
-        (begins["g"] + 16 + 8, 8, 32, 6, 6, codes["g"].code, codes["g"].poison_byte, 1, 0),
-        (begins["h"], 64, 64, 3, 6, codes["h"].code, codes["h"].poison_byte, 2, 1),
+        # offset, row bytes, pitch, the cell's rows, the tap's rows, dtype, poison, tap, counts,
+        # width
+        (begins["g"] + 16 + 8, 8, 32, 6, 6, codes["g"].code, codes["g"].poison_byte, 1, 0, 4),
+        (begins["h"], 64, 64, 3, 6, codes["h"].code, codes["h"].poison_byte, 2, 1, 8),
     ]
 
 

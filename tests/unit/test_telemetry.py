@@ -205,13 +205,14 @@ def test_inspect_command_prints_the_last_events(
     assert inspect_main([str(os.getpid()), "--json", "--last", "3"]) == 0
     parsed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(parsed) == 3
-    assert parsed[0].keys() == {"time_ns", "side", "step_name", "lane", "key", "cell", "bytes"}
+    facts = {"time_ns", "side", "step_name", "lane", "key", "cell", "bytes", "microbatches"}
+    assert parsed[0].keys() == facts
 
 
 @pytest.mark.parametrize("size", [0, 10, 64, 1 << 20])
 def test_block_of_another_hand_is_refused(size: int) -> None:
     """A block that says of itself what it is not: a crash, or an error of another kind."""
-    rubbish = os.memfd_create("tapchannel:x:lane0", os.MFD_ALLOW_SEALING)
+    rubbish = os.memfd_create("tapchannel:lane0:x", os.MFD_ALLOW_SEALING)
     os.write(rubbish, os.urandom(size))
     before = descriptors()
     try:

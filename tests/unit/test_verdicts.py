@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tapchannel import errors, verdicts
+from tapchannel import errors, faults
 from tapchannel.errors import PassAborted, TapChannelError
 from tapchannel.keys import Key, describe
 from tapchannel.verdicts import LaneFacts, Scene, error_from
@@ -81,7 +81,7 @@ def test_header_was_read() -> None:
 
 def test_every_fault_has_its_rule_and_no_other() -> None:
     """Two lists of the same codes that drift apart: a new fault would end as a KeyError."""
-    assert set(verdicts._RULES) == set(FAULTS)
+    assert set(faults.RULES) == set(FAULTS)
 
 
 def test_sets_of_faults_name_real_ones() -> None:

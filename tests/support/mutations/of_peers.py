@@ -12,8 +12,8 @@ MUTATIONS = (
         "I8",
         f"{TESTS}::test_i8_an_announce_is_checked_before_it_sizes_a_view",
         "native/mailbox_wait.cpp",
-        "    if (fits && announce.dtype == geometry.dtype && ",
-        "    if (fits || ",
+        "  return facts;\n}\n\nVerdict MailboxCore::bad_announce(",
+        "  facts.fits = true;\n  return facts;\n}\n\nVerdict MailboxCore::bad_announce(",
     ),
     mutation(
         "handshake-length-believed",

@@ -28,8 +28,8 @@ MUTATIONS = (
         "I7",
         f"{TESTS}::test_i7_nothing_stays_queued_of_a_dead_pass",
         "native/outbox_progress.cpp",
-        "return theirs >= pass_of(key) || life != epoch_of(key);",
-        "return life != epoch_of(key);",
+        "  if (std::any_of(queue_.begin(), queue_.end(), dead)) {\n",
+        "  if (queue_.empty() && dead(queue_.front())) {\n",
     ),
     mutation(
         "exception-keeps-pass",

@@ -15,7 +15,7 @@ MUTATIONS = (
             f"{TESTS}::test_i3_a_wait_for_a_slot_ends",
         ),
         "native/mailbox_wait.cpp",
-        "    if (patience.over()) return late(want, patience);\n",
+        "    if (over) return late(want, patience);\n",
         "",
     ),
     mutation(
