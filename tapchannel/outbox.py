@@ -151,10 +151,7 @@ class Outbox(lifetime.ClosesOnExit):
         self._raise(self._core.close_pass(), f"closing pass {self._step}")
 
     def abort(self, reason: object) -> None:
-        """End the open pass on both sides; the next `open_pass` works.
-
-        Blocks:     never. Pushes that still wait for credit are dropped.
-        """
+        """End the open pass on both sides, its queued pushes too; the next `open_pass` works."""
         self._core.abort(in_print(reason))
         end_pass(self._pass)
 

@@ -91,9 +91,13 @@ def _outlast_deadline(
         opened = mailbox.open_pass(2, 2)
         began = time.monotonic()
         lease = mailbox.recv(0, rows=channel.rows, timeout=DEADLINE)
+        # All views first: a kernel's first launch may hold the host up until the wait has failed,
+        # and a failed lease gives no view.
+        views = {name: lease[name] for name in out}
         for name, into in out.items():
-            read(lease[name], into)
+            read(views[name], into)
         torch.cuda.synchronize()
+        del views
         seen["freed after"] = time.monotonic() - began
         seen["out"] = {name: _values(into) for name, into in out.items()}
         calls = _later_calls(mailbox, lease) | {"leaving the pass": opened.close}

@@ -86,7 +86,7 @@ def test_every_fault_has_its_rule_and_no_other() -> None:
 
 def test_sets_of_faults_name_real_ones() -> None:
     """A fault that was renamed in one list only: its seen and expected would be dropped."""
-    for name, value in vars(verdicts).items():
+    for name, value in vars(faults).items():
         if isinstance(value, frozenset):
             assert value <= set(FAULTS), name
 
