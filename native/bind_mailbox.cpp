@@ -195,8 +195,10 @@ void bind_mailbox(nb::module_& module) {
       nb::sig("def open_pass(self, step: int, microbatches: int) -> Verdict | None"));
   mailbox.def(
       "close_pass",
-      [](PyMailbox& self) { return without_gil([&] { return self.core->close_pass(); }); },
-      nb::sig("def close_pass(self) -> Verdict | None"));
+      [](PyMailbox& self, double timeout) {
+        return without_gil([&] { return self.core->close_pass(timeout, &interrupted_by_signal); });
+      },
+      nb::arg("timeout"), nb::sig("def close_pass(self, timeout: float) -> Verdict | None"));
   mailbox.def(
       "abort",
       [](PyMailbox& self, const std::string& reason) {

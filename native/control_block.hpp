@@ -106,6 +106,9 @@ struct ConsumerWords {
   //   GPU reads it visible the end of every read of the slot's former contents without it the lane
   //   overwrites a slot under its reader (I2)
   Word credit;
+  // completed: (epoch, step, 1) of the last pass that was closed, all of it granted. The consumer
+  // may open the next pass while pushes of this one are still on their way: they keep their credit.
+  Word completed;
   Word aborted;  // (epoch, step): passes up to this are over. Without it a dead pass's queue would
                  // still be sent.
   Word state;    // LaneState::closed once the mailbox closes.

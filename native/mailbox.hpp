@@ -54,7 +54,7 @@ class MailboxCore {
   MailboxCore(const MailboxCore&) = delete;
 
   Verdict open_pass(uint64_t step, uint64_t microbatches);
-  Verdict close_pass();
+  Verdict close_pass(double timeout_s, const Interrupt::Ask& interrupted);
   void abort(const std::string& reason);
   Verdict reset();  // a new life: epoch + 1, passes counted anew
   void close();
@@ -115,6 +115,8 @@ class MailboxCore {
 
   uint64_t pass() const { return make_stamp(epoch_, step_, 0) >> kMicrobatchBits; }
   Verdict standing() const;
+  Verdict wait_granted(std::unique_lock<std::mutex>& lock, double timeout_s,
+                       const Interrupt::Ask& interrupted);
   Verdict check_recv(const RecvRequest& request);
   std::vector<Holder> blockers(uint64_t microbatch, bool hard) const;
   Verdict lane_unmet(size_t index, const RecvRequest& request, uint64_t key, bool stamps);

@@ -62,6 +62,7 @@ MailboxCore::Admission MailboxCore::attach(size_t index, int socket, int pidfd, 
   if (open_ && lane.ever && lane.attached_in_pass == pass()) lane.barred_pass = pass();
   if (open_) lane.attached_in_pass = pass();
   if (lane.pidfd >= 0) ::close(lane.pidfd);
+  lane.block.consumer().completed.value.store(0, std::memory_order_release);
   lane.socket = socket;
   lane.pidfd = pidfd;
   lane.attached = lane.ever = true;

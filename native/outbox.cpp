@@ -71,7 +71,7 @@ Verdict OutboxCore::over(uint64_t key) const {
   } else if (epoch != epoch_of(key)) {
     bad = Verdict::of(Fault::epoch_mismatch, key);
     bad.seen = make_stamp(epoch, 0, 0);
-  } else if (pass_of(opened) > pass_of(key)) {
+  } else if (pass_of(opened) > pass_of(key) && !credit_covers(key)) {
     bad = Verdict::of(Fault::pass_over, key);
     bad.seen = opened;
   }
@@ -173,10 +173,13 @@ Verdict OutboxCore::check_push(const Push& push) {
 }
 
 // Step 3. Credit names the last key that may be written; it counts only for the pass that it was
-// given in.
+// Step 3. Credit names the last key that may be written; it counts only for the pass that it was
+// given in. A pass that was closed had all its credit.
 bool OutboxCore::credit_covers(uint64_t key) const {
-  uint64_t credit = block_.consumer().credit.value.load(std::memory_order_acquire);
-  return pass_of(credit) == pass_of(key) && count_of(credit) >= count_of(key);
+  const auto& peer = block_.consumer();
+  uint64_t credit = peer.credit.value.load(std::memory_order_acquire);
+  if (pass_of(credit) == pass_of(key)) return count_of(credit) >= count_of(key);
+  return pass_of(peer.completed.value.load(std::memory_order_acquire)) == pass_of(key);
 }
 
 Verdict OutboxCore::push(Push push) {

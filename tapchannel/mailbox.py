@@ -134,7 +134,7 @@ class Mailbox(lifetime.ClosesOnExit):
         return opened
 
     def _close_pass(self) -> None:
-        self._raise(self._core.close_pass(), f"closing pass {self._step}")
+        self._raise(self._core.close_pass(self._timeout), f"closing pass {self._step}")
 
     def abort(self, reason: object) -> None:
         """End the open pass on both sides, or clear a failure; the next `open_pass` works.

@@ -219,7 +219,8 @@ class Outbox(lifetime.ClosesOnExit):
             raise TypeError("a flag is no number")
         index, dtype, width, row_bytes, share = target
         source = tensor if isinstance(tensor, torch.Tensor) else adopt(tensor, self._torch_device)
-        if source.dtype is not dtype or source.device != self._torch_device or odd(source):
+        here = source.is_cpu if self._ordinal is None else source.get_device() == self._ordinal
+        if source.dtype is not dtype or not here or odd(source):
             raise wrong_kind(tap, dtype, self._torch_device, source)
         if rows is not None:
             source = first_rows(source, rows)

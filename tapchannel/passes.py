@@ -15,8 +15,9 @@ MAX_REASON: Final = 240
 class Pass:
     """One run of the schedule, on one side.
 
-    Leaving the block normally closes the pass, which must be complete. Leaving it by an exception,
-    or incomplete, aborts it on both sides, and the channel is ready for the next pass (I7).
+    Leaving the block normally closes the pass, which must be complete. On a GPU a recv with its
+    rows named may run ahead of credit; closing then waits until all of the pass is granted. Leaving
+    by an exception, or incomplete, aborts the pass on both sides: the next one works (I7).
     """
 
     def __init__(

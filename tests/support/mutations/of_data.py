@@ -13,14 +13,14 @@ MUTATIONS = (
         (f"{TESTS}::test_i1_a_landed_cell_is_whole",),
         (
             Edit(
-                "native/outbox.cpp",
-                "  transport_->stamp(block_.stamp(slot, push.cell), pending.key);\n",
+                "native/outbox_progress.cpp",
+                "  transport_->stamp(block_.stamp(slot, push.cell), pending.key, place);\n",
                 "",
             ),
             Edit(
-                "native/outbox.cpp",
+                "native/outbox_progress.cpp",
                 "  if (pending.dropped)\n    transport_->put_poison(",
-                "  transport_->stamp(block_.stamp(slot, push.cell), pending.key);\n"
+                "  transport_->stamp(block_.stamp(slot, push.cell), pending.key, place);\n"
                 "  if (pending.dropped)\n    transport_->put_poison(",
             ),
         ),
@@ -54,7 +54,7 @@ MUTATIONS = (
         "named-rows-trusted",
         "I1",
         f"{TESTS}::test_i1_named_rows_show_no_row_that_was_not_pushed",
-        "native/mailbox_wait.cpp",
+        "native/mailbox_announce.cpp",
         "  if (rows < 0) return {};\n",
         "  if (rows < 1 << 30) return {};\n",
     ),
@@ -111,9 +111,9 @@ MUTATIONS = (
         "drop-leaves-old-bytes",
         "I4",
         f"{TESTS}::test_i4_a_dropped_tap_is_poison_and_not_the_microbatch_before",
-        "native/outbox.cpp",
-        "    transport_->put_poison(offset, push.source.rows, cell);\n",
-        "    offset = 0;\n",
+        "native/outbox_progress.cpp",
+        "    transport_->put_poison(place, push.source.rows, cell);\n",
+        "    transport_->put_poison(place, 0, cell);\n",
     ),
     mutation(
         "no-poison-pattern",

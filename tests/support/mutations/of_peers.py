@@ -11,7 +11,7 @@ MUTATIONS = (
         "announce-unchecked",
         "I8",
         f"{TESTS}::test_i8_an_announce_is_checked_before_it_sizes_a_view",
-        "native/mailbox_wait.cpp",
+        "native/mailbox_announce.cpp",
         "  return facts;\n}\n\nVerdict MailboxCore::bad_announce(",
         "  facts.fits = true;\n  return facts;\n}\n\nVerdict MailboxCore::bad_announce(",
     ),
