@@ -192,9 +192,9 @@ Verdict OutboxCore::push(Push push) {
   // In host memory the copy is made here. On a GPU even enqueueing it costs more than waking our
   // own thread for it.
   bool now = credit && transport_->immediate() && !draining_;
-  if (!now && !dropped && queue_.size() >= queue_limit_) {
+  if (!credit && !dropped && waiting_ >= queue_limit_) {
     Verdict bad = Verdict::of(Fault::queue_full, key, static_cast<int>(push.cell));
-    bad.seen = queue_.size();
+    bad.seen = waiting_;
     bad.waited = queue_wait_.waited_s();
     bad.limit = timeout_s_;
     return bad;
@@ -233,11 +233,13 @@ void OutboxCore::send_now(const Pending& pending) {
 
 void OutboxCore::enqueue(const Pending& pending, bool credit) {
   if (!credit) {
+    ++waiting_;
     record(block_.producer_ring(), Step::claim, pending.key, pending.push.cell, 0);
     ++counters_.deferred;
   }
   if (queue_.empty()) queue_wait_ = Patience(timeout_s_);
   queue_.push_back(pending);
+  queue_.back().waits = !credit;
   counters_.queued_peak = std::max<uint64_t>(counters_.queued_peak, queue_.size());
   // Credit may have come since it was looked at, and then the consumer's ring came too early for
   // this push.
@@ -308,10 +310,13 @@ Verdict OutboxCore::flush(double timeout_s, const Interrupt::Ask& interrupted) {
                                 std::min<uint64_t>(patience.left_ns(), copying ? 200000 : kTick)));
   }
   Verdict bad = Verdict::of(Fault::credit_timeout);
-  if (!queue_.empty())
+  if (!queue_.empty()) {
     bad.key = queue_.front().key;
-  else if (!in_flight_.empty())
+    bad.cell = static_cast<int>(queue_.front().push.cell);
+  } else if (!in_flight_.empty()) {
     bad.key = in_flight_.front().source.key;
+    bad.cell = static_cast<int>(in_flight_.front().source.cell);
+  }
   bad.seen = block_.consumer().credit.value.load(std::memory_order_acquire);
   bad.expected = bad.key;
   bad.waited = patience.waited_s();

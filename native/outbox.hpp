@@ -78,6 +78,7 @@ class OutboxCore {
     Transport::Token token;
     bool dropped;
     uint64_t queued_at;
+    bool waits = false;  // for credit; otherwise for our thread alone
   };
   struct InFlight {
     uint64_t number;
@@ -127,6 +128,7 @@ class OutboxCore {
   uint64_t pushed_count_ = 0, sent_count_ = 0, undelivered_ = 0;
   std::vector<bool> pushed_;
   std::deque<Pending> queue_;
+  size_t waiting_ = 0;      // of the queue, those that wait for credit: the limit is theirs
   Patience queue_wait_{0};  // since a queued push was last sent, or the queue was last empty
   std::deque<InFlight> in_flight_;
   std::vector<Retired> retired_;

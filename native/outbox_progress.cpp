@@ -82,6 +82,7 @@ bool OutboxCore::take_covered(Pending& next) {
   if (found == queue_.end()) return false;
   next = *found;
   queue_.erase(found);
+  waiting_ -= next.waits ? 1 : 0;
   queue_wait_ = Patience(timeout_s_);
   return true;
 }
@@ -116,6 +117,7 @@ void OutboxCore::drop_queue(const std::function<bool(uint64_t)>& over) {
       kept.push_back(pending);
       continue;
     }
+    waiting_ -= pending.waits ? 1 : 0;
     if (pending.token != nullptr) transport_->forget(pending.token);
     if (pending.push.owner != nullptr)
       retired_.push_back({pending.push.owner, -1, pending.key, pending.push.cell});

@@ -99,7 +99,9 @@ def first_rows(source: torch.Tensor, rows: int) -> torch.Tensor:
     Raises:
         UsageError: it has not that many.
     """
-    flat = source.reshape(-1, source.shape[-1] if source.dim() else 1)
+    if source.dim() == 0:
+        return source  # no rows to choose from; its width is refused like any other
+    flat = source.reshape(-1, source.shape[-1])
     checked_int("rows", rows, -(1 << 63), MAX_ROWS)
     if not 0 <= rows <= flat.shape[0]:
         raise UsageError(

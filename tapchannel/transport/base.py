@@ -1,7 +1,7 @@
 """What every transport promises, whatever the wire.
 
 1. A stamp never becomes visible before the payload that it covers (I1).
-2. What one lane puts and stamps becomes visible in the order of its pushes.
+2. What one lane puts and stamps in one cell becomes visible in the order of its pushes.
 3. A put costs the caller's stream an event record and nothing else (I5), and never waits for
 credit. 4. A source is read only after what the caller's stream held at push time has been
 performed (step

@@ -1,4 +1,4 @@
-"""A consumer whose host runs ahead of everything: rows named, nothing awaited, the next pass open."""
+"""A consumer whose host runs ahead: rows named, nothing awaited, the next pass open already."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from pathlib import Path
 
 import torch
 
-from .channel import TAP, Channel
+from .channel import TAP, Channel, consuming, producing
 from .device import keep_busy
 from .pair import Pair, Peer
-from .roles import consuming, producing
 
 PASSES, MICROBATCHES = 3, 5
 
