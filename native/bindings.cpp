@@ -127,6 +127,9 @@ NB_MODULE(_native, module) {
   module.doc() =
       "Native core of tapchannel: control block, lanes, mailbox, CUDA driver loaded at run time.";
   ForkGuard::install();
+  // A mailbox that a program keeps to its end is closed at exit, but its Python object is never
+  // freed.
+  nb::set_leak_warnings(false);
   nb::register_exception_translator(translate, nullptr);
   module.def("layout", &layout, nb::sig("def layout() -> dict[str, int]"),
              "Offsets and constants of the control block, for the check at import.");
