@@ -82,10 +82,14 @@ void bind_device(nb::class_<Arena>& arena) {
       "Opens a peer's classic CUDA IPC handle.");
 }
 
+void check_held(const Arena& arena) {
+  if (!arena.host && !arena.device) throw std::invalid_argument("the memory was let go already");
+}
+
 // The attach self-test's bytes, on a stream of their own: the caller's streams are neither waited
 // for nor held up.
 void probe(const Arena& arena, size_t offset, char* bytes, size_t size, bool write) {
-  if (!arena.host && !arena.device) throw std::invalid_argument("the memory was let go already");
+  check_held(arena);
   size_t whole = arena.host ? arena.host->bytes() : arena.device->bytes();
   if (size > whole || offset > whole - size) throw std::invalid_argument("probe outside the arena");
   nb::gil_scoped_release open;
@@ -132,18 +136,17 @@ void bind_probe(nb::class_<Arena>& arena) {
       nb::arg("offset"), nb::arg("bytes"), "Reads bytes back; for the attach self-test.");
 }
 
-const Arena& held(const Arena& arena) {
-  if (!arena.host && !arena.device) throw std::invalid_argument("the memory was let go already");
-  return arena;
-}
-
 void bind_arena(nb::module_& module) {
   nb::class_<Arena> arena(module, "Arena", "Memory that holds the slots.");
   bind_host(arena);
   bind_device(arena);
   bind_probe(arena);
   arena.def(
-      "share", [](const Arena& self) { return held(self); },
+      "share",
+      [](const Arena& self) {
+        check_held(self);
+        return self;
+      },
       "A second reference to the same memory, for an outbox of the same process.");
   arena.def(
       "drop", [](Arena& self) { self = Arena{}; },
@@ -151,8 +154,8 @@ void bind_arena(nb::module_& module) {
   arena.def(
       "export_fd",
       [](const Arena& self) {
-        return held(self).host ? fcntl(self.host->fd(), F_DUPFD_CLOEXEC, 3)
-                               : self.device->export_fd();
+        check_held(self);
+        return self.host ? fcntl(self.host->fd(), F_DUPFD_CLOEXEC, 3) : self.device->export_fd();
       },
       "A new descriptor of the memory, the caller's to close.");
   arena.def("export_handle", [](const Arena& self) {
@@ -161,10 +164,12 @@ void bind_arena(nb::module_& module) {
     return nb::bytes(handle.data(), handle.size());
   });
   arena.def_prop_ro("kind", [](const Arena& self) {
-    return held(self).host ? "host" : cuda::to_text(self.device->kind());
+    check_held(self);
+    return self.host ? "host" : cuda::to_text(self.device->kind());
   });
   arena.def_prop_ro("bytes", [](const Arena& self) {
-    return held(self).host ? self.host->bytes() : self.device->bytes();
+    check_held(self);
+    return self.host ? self.host->bytes() : self.device->bytes();
   });
 }
 
