@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
-from .channel import TAP, Channel, consuming, producing
-from .device import keep_busy
-from .pair import Pair, Peer
+from gpu.channel import TAP, Channel, consuming, producing
+from gpu.device import keep_busy
+from gpu.pair import Pair, Peer
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 
 PASSES, MICROBATCHES = 3, 5
 
