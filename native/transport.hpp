@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "block.hpp"
+#include "streaming_copy.hpp"
 
 namespace tapchannel {
 
@@ -81,20 +82,22 @@ class ShmTransport final : public Transport {
   void forget(Token) override {}
   void put(Token, const Source& source, const Place& place, const CellGeometry& cell) override {
     uint8_t* to = arena_->base() + place.offset;
+    auto copy = source.rows * cell.row_bytes >= kStreamingBytes && cell.row_bytes >= kStreamingRow
+                    ? &copy_streaming
+                    : &copy_plain;
     if (source.pitch == cell.row_bytes && cell.pitch == cell.row_bytes) {
-      std::memcpy(to, source.data, source.rows * cell.row_bytes);
+      copy(to, source.data, source.rows * cell.row_bytes);
       return;
     }
     for (size_t row = 0; row < source.rows; ++row)
-      std::memcpy(to + row * cell.pitch, source.data + row * source.pitch, cell.row_bytes);
+      copy(to + row * cell.pitch, source.data + row * source.pitch, cell.row_bytes);
   }
   void put_poison(const Place& to, size_t rows, const CellGeometry& cell) override {
     for (size_t row = 0; row < rows; ++row)
       std::memset(arena_->base() + to.offset + row * cell.pitch, cell.poison_byte, cell.row_bytes);
   }
   void stamp(std::atomic<uint64_t>& word, uint64_t value, const Place&) override {
-    // glibc's large memcpy uses non-temporal stores, but fences them before it returns; the release
-    // store orders the rest
+    finish_streaming();  // a release store alone does not order the streaming stores before it
     word.store(value, std::memory_order_release);
     performed_.fetch_add(1, std::memory_order_release);
   }
@@ -104,6 +107,10 @@ class ShmTransport final : public Transport {
   bool immediate() const override { return true; }
 
  private:
+  static constexpr size_t kStreamingRow = 512;
+  static void copy_plain(uint8_t* to, const uint8_t* from, size_t bytes) {
+    std::memcpy(to, from, bytes);
+  }
   std::shared_ptr<Mapping> arena_;
   std::atomic<uint64_t> performed_{0};
 };
