@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from support.channels import until
 from support.children import Children
 from support.handmade_peers import HandmadeOutbox
 from support.link import Link
@@ -635,9 +636,7 @@ def test_handshake_revoked_at_the_last_word_leaves_the_lane_free(
     with Children(limit=30) as children:
         child = children.start(_refuse_the_last_word, tmp_path, waiting.mailbox.address)
         child.wait_for("ready sent")
-        deadline = time.monotonic() + LIMIT
-        while not waiting.mailbox._service.refusals and time.monotonic() < deadline:
-            time.sleep(0.005)
+        until(lambda: waiting.mailbox._service.refusals, LIMIT)
         assert states(waiting.mailbox)[7] != "attached"
         child.send()
         child.wait_for("attached")
@@ -673,7 +672,7 @@ def test_descriptors_and_threads_stay_flat_over_many_attaches(
             lanes: Any = waiting.mailbox.info()["lanes"]
             if lanes[1]["attaches"] >= 20 * (len(here) + 1):
                 here.append(Footprint.now())
-            time.sleep(0.001)
+            time.sleep(0.001)  # not synchronisation: leaves the core to the child
         there = child.result()
     assert len(set(there)) == 1, there
     # One handshake's thread and one peer's descriptors may just be on their way in or out.

@@ -256,7 +256,7 @@ def test_child_does_not_keep_its_dead_parent_s_mailbox_alive(tmp_path: Path) -> 
                 for step in range(1, 1000):  # until it is noticed
                     outbox.open_pass(step, 1)
                     outbox.abort("not yet noticed")
-                    time.sleep(0.005)
+                    time.sleep(0.005)  # not synchronisation: paces the attempts
             outbox.close()
         with small_channel(tmp_path) as second:
             second.carry()

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from support.blocks import LaneWords
-from support.channels import BRIEFLY, CUDA_VMM, SHM, Channel, Maker, granted, until
+from support.channels import BRIEFLY, CUDA_VMM, Channel, Maker, granted, until
 from support.children import Children
 from support.payloads import is_poison
-from support.places import Apart, Here
+from support.places import Apart
 from tapchannel import (
     CreditTimeout,
     Key,
@@ -29,13 +29,6 @@ from tapchannel import (
 )
 
 SMALL = TapPlan({"tap": ["tap"]}, 4, "float32", 6)
-
-
-@pytest.fixture
-def channel_of(tmp_path: Path) -> Iterator[Maker]:
-    """Make channels in host memory."""
-    with Maker(SHM, Here(), tmp_path) as maker:
-        yield maker
 
 
 @pytest.fixture

@@ -10,49 +10,17 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import torch
 
 from support.blocks import LaneWords
-from support.channels import SHM, Channel, Maker, until
-from support.places import Here
-from tapchannel import OverrunError, ProtocolError, StampTimeout, TapPlan, _native
+from support.channels import Maker, until
+from support.tap_pair import PLAN, SOURCES, push, works
+from tapchannel import OverrunError, ProtocolError, StampTimeout, _native
 from tapchannel.descriptor import MAX_BYTES, Hello, Offer, Refusal
 from tapchannel.plan import Shard
 from tapchannel.sockets import native_address
 from tapchannel.wire import HELLO, MAGIC, MAX_BODY, OFFER, READY, REFUSAL, VERSION, Fields
-
-PLAN = TapPlan({"pair": ["left", "right"]}, 4, "float32", 4)
-SOURCES = {3: ["left"], 8: ["right"]}
-
-
-@pytest.fixture
-def channel_of(tmp_path: Path) -> Iterator[Maker]:
-    """Make channels in host memory."""
-    with Maker(SHM, Here(), tmp_path) as maker:
-        yield maker
-
-
-def push(channel: Channel, microbatch: int, *taps: str, value: float | None = None) -> None:
-    """Push taps of a microbatch, all by default, filled with its number or a value."""
-    for rank, [tap] in SOURCES.items():
-        if tap in (taps or ("left", "right")):
-            filled = torch.full((4, 4), float(microbatch if value is None else value))
-            channel.producers[rank].push(microbatch, tap, filled)
-
-
-def works(channel: Channel, step: int) -> None:
-    """Run one sound pass of more microbatches than slots."""
-    with channel.open_pass(step, 3):
-        for microbatch in range(3):
-            push(channel, microbatch, value=step + microbatch)
-        for microbatch in range(3):
-            with channel.mailbox.recv(microbatch) as taps:
-                assert bool((taps["pair"] == step + microbatch).all())
-
 
 # ---- the control block
 

@@ -5,43 +5,13 @@ Each test names the mutation of tests/support/mutations under which it was seen 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-import torch
 
-from support.channels import BRIEFLY, SHM, Channel, Maker, until
-from support.places import Here
-from tapchannel import PassAborted, StampTimeout, TapChannelError, TapPlan
-
-PLAN = TapPlan({"pair": ["left", "right"]}, 4, "float32", 4)
-SOURCES = {3: ["left"], 8: ["right"]}
-
-
-@pytest.fixture
-def channel_of(tmp_path: Path) -> Iterator[Maker]:
-    """Make channels in host memory."""
-    with Maker(SHM, Here(), tmp_path) as maker:
-        yield maker
-
-
-def push(channel: Channel, microbatch: int, *taps: str, value: float | None = None) -> None:
-    """Push taps of a microbatch, all by default, filled with its number or a value."""
-    for rank, [tap] in SOURCES.items():
-        if tap in (taps or ("left", "right")):
-            filled = torch.full((4, 4), float(microbatch if value is None else value))
-            channel.producers[rank].push(microbatch, tap, filled)
-
-
-def works(channel: Channel, step: int) -> None:
-    """Run one sound pass of more microbatches than slots."""
-    with channel.open_pass(step, 3):
-        for microbatch in range(3):
-            push(channel, microbatch, value=step + microbatch)
-        for microbatch in range(3):
-            with channel.mailbox.recv(microbatch) as taps:
-                assert bool((taps["pair"] == step + microbatch).all())
+from support.channels import BRIEFLY, Channel, Maker, until
+from support.tap_pair import PLAN, SOURCES, push, works
+from tapchannel import PassAborted, StampTimeout, TapChannelError
 
 
 class Overflow(Exception):

@@ -15,10 +15,11 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from support.channels import BRIEFLY, CUDA_VMM, SHM, Channel, Maker
+from support.channels import BRIEFLY, CUDA_VMM, SHM, Maker
 from support.children import Children
 from support.link import Link
 from support.places import Apart, Here, in_background
+from support.tap_pair import PLAN, SOURCES, push
 from tapchannel import (
     AttachTimeout,
     CreditTimeout,
@@ -32,23 +33,7 @@ from tapchannel import (
     _native,
 )
 
-PLAN = TapPlan({"pair": ["left", "right"]}, 4, "float32", 4)
-SOURCES = {3: ["left"], 8: ["right"]}
 PROMPTLY = 10.0  # seconds; for waits whose own limit is a tenth of a second
-
-
-@pytest.fixture
-def channel_of(tmp_path: Path) -> Iterator[Maker]:
-    """Make channels in host memory."""
-    with Maker(SHM, Here(), tmp_path) as maker:
-        yield maker
-
-
-def push(channel: Channel, microbatch: int, *taps: str) -> None:
-    """Push taps of a microbatch, filled with its number."""
-    for tap in taps:
-        rank = 3 if tap == "left" else 8
-        channel.producers[rank].push(microbatch, tap, torch.full((4, 4), float(microbatch)))
 
 
 # ---- I3
