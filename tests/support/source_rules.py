@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 MODULE_LIMIT = 300
-NATIVE_LIMIT = 400
 FUNCTION_LIMIT = 40
 
 # Lowest first: a module may import from its own layer and from those above it in this list.

@@ -19,7 +19,7 @@ MUTATIONS = (
         "abort-unheard",
         "I7",
         f"{TESTS}::test_i7_an_exception_on_one_side_is_heard_on_the_others",
-        "native/outbox.cpp",
+        "native/outbox_pass.cpp",
         "  words.aborted[aborts_++ % kAbortsKept].value.store(",
         "  Word{}.value.store(",
     ),

@@ -106,7 +106,7 @@ MUTATIONS = (
         "wait-before-own-push",
         "I6",
         f"{TESTS}::test_i6_both_roles_in_one_process_do_not_block_each_other",
-        "native/mailbox_wait.cpp",
+        "native/mailbox_unmet.cpp",
         "request.need_announces || lane.same_process || stamps;",
         "request.need_announces || stamps;",
         needs="gpu",
