@@ -20,6 +20,11 @@ struct Arena {
   std::shared_ptr<cuda::DeviceArena> device;
 };
 
+// A lane's transport before it has its control block.
+struct Wire {
+  std::function<std::unique_ptr<Transport>(const ControlBlock&)> make;
+};
+
 struct Block {  // moved from when a mailbox or an outbox takes it over
   ControlBlock block;
 };

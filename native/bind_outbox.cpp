@@ -54,15 +54,23 @@ int reap_later(void* weak) {
   return 0;
 }
 
-PyOutbox make(const Arena& arena, Block& block, nb::list cells, uint64_t slot_bytes,
-              bool drop_newest, size_t queue_limit, double timeout, int socket) {
+Wire over_arena(const Arena& arena) {
+  if (arena.host)
+    return {[host = arena.host](const ControlBlock&) -> std::unique_ptr<Transport> {
+      return std::make_unique<ShmTransport>(host);
+    }};
+  if (!arena.device) throw std::invalid_argument("the memory was let go already");
+  return {[device = arena.device](const ControlBlock& block) -> std::unique_ptr<Transport> {
+    return std::make_unique<CudaTransport>(device->device(), device, block);
+  }};
+}
+
+PyOutbox make(Wire& wire, Block& block, nb::list cells, uint64_t slot_bytes, bool drop_newest,
+              size_t queue_limit, double timeout, int socket) {
   std::vector<CellGeometry> geometry;
   for (nb::handle cell : cells) geometry.push_back(geometry_from(cell));
-  std::unique_ptr<Transport> transport;
-  if (arena.host)
-    transport = std::make_unique<ShmTransport>(arena.host);
-  else
-    transport = std::make_unique<CudaTransport>(arena.device->device(), arena.device, block.block);
+  if (!wire.make) throw std::invalid_argument("an outbox took this wire over already");
+  auto transport = std::exchange(wire.make, nullptr)(block.block);
   auto core = std::make_shared<OutboxCore>(std::move(block.block), std::move(transport),
                                            std::move(geometry), slot_bytes, drop_newest,
                                            queue_limit, timeout, socket);
@@ -131,18 +139,20 @@ nb::dict counters(PyOutbox& self) {
 }  // namespace
 
 void bind_outbox(nb::module_& module) {
+  nb::class_<Wire>(module, "Wire", "How a lane's bytes cross; an outbox takes it over.")
+      .def(nb::new_([](const Arena& arena) { return over_arena(arena); }), nb::arg("arena"));
   nb::class_<PyOutbox> outbox(module, "Outbox", "The producer's core: one lane.");
   outbox.def(
       "__init__",
-      [](PyOutbox* self, const Arena& arena, Block& block, nb::list cells, uint64_t slot_bytes,
+      [](PyOutbox* self, Wire& wire, Block& block, nb::list cells, uint64_t slot_bytes,
          bool drop_newest, size_t queue_limit, double timeout, int socket) {
         new (self) PyOutbox(
-            make(arena, block, cells, slot_bytes, drop_newest, queue_limit, timeout, socket));
+            make(wire, block, cells, slot_bytes, drop_newest, queue_limit, timeout, socket));
       },
-      nb::arg("arena"), nb::arg("block"), nb::arg("cells"), nb::arg("slot_bytes"),
+      nb::arg("wire"), nb::arg("block"), nb::arg("cells"), nb::arg("slot_bytes"),
       nb::arg("drop_newest"), nb::arg("queue_limit"), nb::arg("timeout"), nb::arg("socket"),
-      "Takes the block and the socket's descriptor over.",
-      nb::sig("def __init__(self, arena: Arena, block: ControlBlock, cells: list[tuple[int, ...]], "
+      "Takes the wire, the block and the socket's descriptor over.",
+      nb::sig("def __init__(self, wire: Wire, block: ControlBlock, cells: list[tuple[int, ...]], "
               "slot_bytes: int, drop_newest: bool, queue_limit: int, timeout: float, socket: int) "
               "-> None"));
   outbox.def(

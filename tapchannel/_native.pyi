@@ -194,11 +194,16 @@ class Mailbox:
 
     def events(self, lane: int, producer: bool) -> list[tuple[int, ...]]: ...
 
+class Wire:
+    """How a lane's bytes cross; an outbox takes it over."""
+
+    def __init__(self, arena: Arena) -> None: ...
+
 class Outbox:
     """The producer's core: one lane."""
 
-    def __init__(self, arena: Arena, block: ControlBlock, cells: list[tuple[int, ...]], slot_bytes: int, drop_newest: bool, queue_limit: int, timeout: float, socket: int) -> None:
-        """Takes the block and the socket's descriptor over."""
+    def __init__(self, wire: Wire, block: ControlBlock, cells: list[tuple[int, ...]], slot_bytes: int, drop_newest: bool, queue_limit: int, timeout: float, socket: int) -> None:
+        """Takes the wire, the block and the socket's descriptor over."""
 
     def open_pass(self, step: int, microbatches: int) -> Verdict | None: ...
 

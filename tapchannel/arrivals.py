@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,9 +36,11 @@ class TapInfo:
 class Shares:
     """Which lane and cell bring each tap's shares; the same for every slot of a mailbox."""
 
-    def __init__(self, plan: TapPlan, lanes: Sequence[Lane], transport: str) -> None:
+    def __init__(
+        self, plan: TapPlan, lanes: Sequence[Lane], transport_of: Callable[[int], str]
+    ) -> None:
         self.plan = plan
-        self.transport = transport
+        self.transport_of = transport_of
         self.names = tuple(
             dict.fromkeys([*(g.name for g in plan.groups), *(t.name for t in plan.taps)])
         )
@@ -60,11 +62,13 @@ def arrived(core: _native.Mailbox, shares: Shares, key: Key, tap: Tap) -> TapInf
     said = [_announce(core, share, key) for share in shares.of[tap.name]]
     if len(said) == 1 and said[0][1] == 0:
         rows, _, shape, dropped, _ = said[0]
-        return TapInfo(rows, shape, (shares.of[tap.name][0][0].rank,), shares.transport, dropped)
+        lane = shares.of[tap.name][0][0]
+        return TapInfo(rows, shape, (lane.rank,), shares.transport_of(lane.index), dropped)
     rows = _tiled(shares, key, tap, said)
     ranks = tuple(dict.fromkeys(lane.rank for lane, _ in shares.of[tap.name]))
     dropped = any(announce[3] for announce in said)
-    return TapInfo(rows, (rows, tap.width), ranks, shares.transport, dropped)
+    wires = dict.fromkeys(shares.transport_of(lane.index) for lane, _ in shares.of[tap.name])
+    return TapInfo(rows, (rows, tap.width), ranks, ", ".join(wires), dropped)
 
 
 def verify(core: _native.Mailbox, shares: Shares, key: Key, tap: Tap, whole: torch.Tensor) -> None:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from . import _native
 from .descriptor import ID_BYTES, checked_plan
-from .memory import Device, Reservation, arena_bytes, keep_local
+from .memory import Device, Reservation, arena_bytes, keep_local, reserve
 from .plan import Lane, TapPlan
 from .settings import cell_geometry
-from .transport.base import Choice
-from .transport.select import choose
+from .transport.select import Served, serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +34,13 @@ class Assembled:
 
     mailbox_id: bytes
     core: _native.Mailbox
-    choice: Choice
+    served: Served
     reservation: Reservation
 
     @property
     def refused(self) -> dict[str, str]:
         """Every transport and kind of memory that was passed over, with the reason."""
-        return {**self.choice.refused, **self.reservation.refused}
+        return {**self.served.refused, **self.reservation.refused}
 
 
 def assemble(wanted: Wanted) -> Assembled:
@@ -53,7 +52,7 @@ def assemble(wanted: Wanted) -> Assembled:
     """
     plan, depth, lanes = wanted.plan, wanted.depth, wanted.lanes
     checked_plan(plan)
-    choice = choose(wanted.device, wanted.transport)
+    served = serve(wanted.device, wanted.transport)
     size = arena_bytes(plan, depth, len(lanes))
     arithmetic = (
         f"{depth} slots × {plan.slot_bytes} B + {len(lanes)} lanes × 4096 B = {size} B "
@@ -61,9 +60,7 @@ def assemble(wanted: Wanted) -> Assembled:
     )
     # A memfd's name holds 200 bytes: what follows the channel's must not be cut off.
     label = f"tapchannel:{wanted.name.encode()[:150].decode(errors='ignore')}"
-    reservation = choice.transport.reserve(
-        wanted.device, f"{label}:slots", size, wanted.memory, arithmetic
-    )
+    reservation = reserve(wanted.device, f"{label}:slots", size, wanted.memory, arithmetic)
     mailbox_id = secrets.token_bytes(ID_BYTES)
     blocks = [
         _native.ControlBlock.create(
@@ -81,4 +78,4 @@ def assemble(wanted: Wanted) -> Assembled:
     )
     if reservation.memory == "ipc":
         keep_local(mailbox_id, reservation.arena)
-    return Assembled(mailbox_id, core, choice, reservation)
+    return Assembled(mailbox_id, core, served, reservation)

@@ -17,7 +17,6 @@ from .descriptor import (
     Challenge,
     Hello,
     Offer,
-    Refusal,
     checked_plan,
     proof,
     proven,
@@ -26,17 +25,18 @@ from .errors import (
     AttachError,
     AttachTimeout,
     ConfigError,
-    PlanMismatchError,
     ProtocolError,
     TapChannelError,
+    TransportUnavailable,
 )
-from .memory import Device, local_arena
+from .memory import Device
 from .plan import Cell, TapPlan
+from .refusal import Refusal
 from .sockets import Descriptor, native_address, other_user
 from .stores import Rendezvous
 from .targets import targets_of
 from .transport.base import Transport
-from .transport.select import choose, transport_of
+from .transport.select import TRANSPORTS, Asked, faster
 from .wire import CHALLENGE, HELLO, LIVE, OFFER, READY, REFUSAL, Fields, receive_frame, send_frame
 
 _RETRY_S: Final = 0.05
@@ -63,6 +63,7 @@ class Attachment:
     offer: Offer
     cells: tuple[Cell, ...]
     arena: _native.Arena
+    wire: _native.Wire
     block: _native.ControlBlock
     transport: Transport
     refused: dict[str, str]
@@ -89,18 +90,21 @@ def attach(place: Rendezvous, request: Request, limit: float) -> Attachment:
         PlanMismatchError, AttachError, TransportUnavailable, UsageError: it refused, and said why.
     """
     checked_plan(request.plan)
+    asked = Asked.of(request.transport)
     began = time.monotonic()
     last = "no mailbox has published its address yet"
     while True:
         try:
             address = place.lookup()
             if address is not None:
-                return _attempt(address, request, began + limit)
+                return _attempt(address, request, asked, began + limit)
         except _Again as reason:
             # Our own deadline ends the last attempt: what an earlier one was told says more.
             if not (reason.ours and limit <= time.monotonic() - began and "refused" in last):
                 last = str(reason)
         except TapChannelError as error:
+            if isinstance(error, TransportUnavailable) and asked.without(error.refused):
+                continue
             error.channel, error.rank = error.channel or request.name, request.rank
             raise
         waited = time.monotonic() - began
@@ -118,7 +122,7 @@ def attach(place: Rendezvous, request: Request, limit: float) -> Attachment:
         time.sleep(min(_RETRY_S, limit))
 
 
-def _attempt(address: str, request: Request, deadline: float) -> Attachment:
+def _attempt(address: str, request: Request, asked: Asked, deadline: float) -> Attachment:
     deadline = min(deadline, time.monotonic() + _ATTEMPT_S)
     with ExitStack() as held:
         link = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -132,7 +136,7 @@ def _attempt(address: str, request: Request, deadline: float) -> Attachment:
                     reason=problem,
                     next_step="run both sides as one user, or use a store that others cannot write",
                 )
-            attached = _handshake(link, request, deadline)
+            attached = _handshake(link, request, asked, deadline)
         except errors.TapChannelError:
             raise
         except (ConnectionError, FileNotFoundError, BlockingIOError) as error:
@@ -150,7 +154,7 @@ def _attempt(address: str, request: Request, deadline: float) -> Attachment:
         return attached
 
 
-def _handshake(link: socket.socket, request: Request, deadline: float) -> Attachment:
+def _handshake(link: socket.socket, request: Request, asked: Asked, deadline: float) -> Attachment:
     fields = _expect(link, deadline, request, (CHALLENGE, REFUSAL))
     challenge = Challenge.parse(fields)
     nonce = secrets.token_bytes(NONCE_BYTES)
@@ -161,20 +165,7 @@ def _handshake(link: socket.socket, request: Request, deadline: float) -> Attach
             rank=request.rank,
             next_step="give both sides the same secret=",
         )
-    own = (
-        proof(request.secret, "outbox", challenge, nonce, request.rank) if request.secret else None
-    )
-    hello = Hello(
-        request.name,
-        request.rank,
-        os.getpid(),
-        socket.gethostname()[:255],
-        nonce,
-        request.plan.to_json(),
-        request.claimed,
-        own,
-    )
-    send_frame(link, HELLO, hello.body())
+    send_frame(link, HELLO, _hello(request, asked, challenge, nonce).body())
     fields, fds = receive_frame(link, deadline, (OFFER, REFUSAL))
     with ExitStack() as received:
         handles = [received.enter_context(Descriptor(fd)) for fd in fds]
@@ -184,7 +175,29 @@ def _handshake(link: socket.socket, request: Request, deadline: float) -> Attach
             proof(request.secret, "mailbox", challenge, nonce, request.rank), offer.proof
         ):
             raise AttachError("mailbox does not know the job secret", channel=request.name)
-        return _map(link, request, deadline, challenge, offer, handles)
+        if offer.transport not in asked.names:
+            raise ProtocolError(
+                "mailbox offers a transport that was not asked for",
+                seen=repr(offer.transport),
+                expected=", ".join(asked.names),
+            )
+        refused = faster({**offer.refused, **asked.refused}, offer.transport)
+        return _map(link, request, deadline, challenge, offer, handles, refused)
+
+
+def _hello(request: Request, asked: Asked, challenge: Challenge, nonce: bytes) -> Hello:
+    secret = request.secret
+    return Hello(
+        request.name,
+        request.rank,
+        os.getpid(),
+        socket.gethostname()[:255],
+        nonce,
+        request.plan.to_json(),
+        request.claimed,
+        asked.names,
+        proof(secret, "outbox", challenge, nonce, request.rank) if secret else None,
+    )
 
 
 def _map(
@@ -194,19 +207,19 @@ def _map(
     challenge: Challenge,
     offer: Offer,
     handles: Sequence[Descriptor],
+    refused: dict[str, str],
 ) -> Attachment:
     """Map what was offered, write the self-test, wait for "live"."""
     if not handles:
         raise ProtocolError("offer came without the control block's descriptor")
     cells = _checked_cells(request, offer)
     block = _adopt_block(handles[0], offer, len(cells), challenge.mailbox_id)
-    transport = transport_of(offer.memory)
+    transport = TRANSPORTS[offer.transport]
     device = Device(None) if offer.memory == "host" else request.device or Device.parse("cuda")
     try:
-        refused = choose(device, request.transport).refused
-        local = local_arena(challenge.mailbox_id) if offer.memory == "ipc" else None
-        arena = local or transport.adopt(offer, [handle.take() for handle in handles[1:]], device)
-        arena.write_probe(offer.probe_offset, offer.probe)
+        fds = [handle.take() for handle in handles[1:]]
+        adopted = transport.adopt(offer, fds, device, challenge.mailbox_id)
+        adopted.arena.write_probe(offer.probe_offset, offer.probe)
     except errors.TapChannelError as error:
         reply = Refusal(
             type(error).__name__, "outbox cannot map the mailbox", str(error), "", False
@@ -216,7 +229,9 @@ def _map(
     send_frame(link, READY, {})
     _expect(link, deadline, request, (LIVE, REFUSAL))
     link.settimeout(None)
-    return Attachment(offer, cells, arena, block, transport, refused, device, link)
+    return Attachment(
+        offer, cells, adopted.arena, adopted.wire, block, transport, refused, device, link
+    )
 
 
 def _adopt_block(
@@ -263,23 +278,4 @@ def _raise_refusal(fields: Fields, request: Request) -> None:
     refusal = Refusal.parse(fields)
     if refusal.again:
         raise _Again(f"refused: {refusal.what}: {refusal.reason}")
-    if refusal.error == "PlanMismatchError":
-        raise PlanMismatchError(
-            refusal.what,
-            rows=refusal.rows,  # pyright: ignore[reportArgumentType]
-            channel=request.name,
-            next_step=refusal.next_step,
-        )
-    kinds = {
-        "UsageError": errors.UsageError,
-        "ChannelClosed": errors.ChannelClosed,
-        "TransportUnavailable": errors.TransportUnavailable,
-    }
-    kind = kinds.get(refusal.error, AttachError)
-    raise kind(
-        refusal.what,
-        channel=request.name,
-        rank=request.rank,
-        cause=refusal.reason or None,
-        next_step=refusal.next_step or None,
-    )
+    raise refusal.as_error(request.name, request.rank)

@@ -16,6 +16,7 @@ from .errors import ConfigError, ProtocolError
 from .lanes import MAX_CELLS, MAX_LANES, MAX_RANK, Shard
 from .layout import MAX_BYTES, MAX_NAME
 from .plan import TapPlan
+from .refusal import MAX_TRANSPORTS, MAX_WORD, refusal_pairs, refusal_reasons, short_text
 from .wire import Fields
 
 NONCE_BYTES: Final = 32
@@ -27,8 +28,6 @@ PROBE_STRIDE: Final = 4096
 MAX_PLAN_TEXT: Final = 1 << 19
 MAX_HOST: Final = 255
 MAX_DEPTH: Final = 4096
-_ROW_TEXTS: Final = ("expected", "claimed", "problem")
-_ROWS_SENT: Final = 256
 MEMORIES: Final = ("host", "vmm", "ipc", "local")
 
 
@@ -72,6 +71,7 @@ class Hello:
     nonce: bytes
     plan: str
     claimed: tuple[str, ...] | None
+    transports: tuple[str, ...]
     proof: bytes | None
 
     def body(self) -> dict[str, object]:
@@ -85,13 +85,14 @@ class Hello:
             "plan": self.plan,
             "claims": self.claimed is not None,
             "claimed": list(self.claimed or ()),
+            "transports": list(self.transports),
             "proof": (self.proof or b"").hex(),
         }
 
     @classmethod
     def parse(cls, fields: Fields) -> Hello:
         """Check a peer's frame."""
-        claimed = [_text(item, MAX_NAME) for item in fields.items("claimed", MAX_CELLS)]
+        claimed = [short_text(item, MAX_NAME) for item in fields.items("claimed", MAX_CELLS)]
         return cls(
             fields.text("name", MAX_NAME),
             fields.integer("rank", 0, MAX_RANK),
@@ -100,6 +101,9 @@ class Hello:
             fields.raw("nonce", NONCE_BYTES),
             fields.text("plan", MAX_PLAN_TEXT),
             tuple(claimed) if fields.flag("claims") else None,
+            tuple(
+                short_text(item, MAX_WORD) for item in fields.items("transports", MAX_TRANSPORTS)
+            ),
             fields.optional_raw("proof", NONCE_BYTES),
         )
 
@@ -111,6 +115,8 @@ class Offer:
     The control block's descriptor travels with it, and the arena's where its memory has one.
     """
 
+    transport: str
+    refused: Mapping[str, str]
     lane: int
     shards: tuple[Shard, ...]
     depth: int
@@ -129,6 +135,8 @@ class Offer:
     def body(self) -> dict[str, object]:
         """Give the frame's body."""
         return {
+            "transport": self.transport,
+            "refused": refusal_pairs(self.refused),
             "lane": self.lane,
             "shards": [[shard.tap, *shard.rows, *shard.columns] for shard in self.shards],
             "depth": self.depth,
@@ -155,6 +163,8 @@ class Offer:
         if memory not in MEMORIES:
             raise ProtocolError("mailbox offers memory of an unknown kind", expected=MEMORIES)
         return cls(
+            transport=fields.text("transport", MAX_WORD),
+            refused=refusal_reasons(fields),
             lane=fields.integer("lane", 0, MAX_LANES - 1),
             shards=tuple(_shard(item) for item in fields.items("shards", MAX_CELLS)),
             depth=depth,
@@ -169,44 +179,6 @@ class Offer:
             probe_offset=fields.integer("probe_offset", 0, arena_bytes - PROBE_BYTES),
             probe=fields.raw("probe", PROBE_BYTES),
             proof=fields.optional_raw("proof", NONCE_BYTES),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Either side to the other: why there is no attach; ``again`` if trying later may help."""
-
-    error: str
-    what: str
-    reason: str
-    next_step: str
-    again: bool
-    rows: tuple[Mapping[str, object], ...] = ()
-
-    def body(self) -> dict[str, object]:
-        """Give the frame's body."""
-        return {
-            "error": self.error,
-            "what": self.what[:512],
-            "reason": self.reason[:2048],
-            "next_step": self.next_step[:512],
-            "again": self.again,
-            "rows": [
-                [row["rank"], *(str(row[name])[:256] for name in _ROW_TEXTS)]
-                for row in self.rows[:_ROWS_SENT]
-            ],
-        }
-
-    @classmethod
-    def parse(cls, fields: Fields) -> Refusal:
-        """Check a peer's frame."""
-        return cls(
-            fields.text("error", 64),
-            _line(fields.text("what", 512)),
-            _line(fields.text("reason", 2048)),
-            _line(fields.text("next_step", 512)),
-            fields.flag("again"),
-            tuple(_mismatch_row(item) for item in fields.items("rows", _ROWS_SENT)),
         )
 
 
@@ -249,31 +221,12 @@ def proven(expected: bytes, given: bytes | None) -> bool:
     return given is not None and hmac.compare_digest(expected, given)
 
 
-def _line(text: str) -> str:
-    """Give a peer's words on one line: they end up in an error and in a log."""
-    return " ".join(text.split())
-
-
-def _text(item: object, longest: int) -> str:
-    if not isinstance(item, str) or len(item) > longest:
-        raise ProtocolError("handshake frame lists something that is no name")
-    return item
-
-
 def _shard(item: object) -> Shard:
     parts = cast("Sequence[object]", item) if isinstance(item, list) else ()
     if len(parts) != 5 or not all(isinstance(part, int) for part in parts[1:]):
         raise ProtocolError("mailbox offers a cell that is no share of a tap")
     i, n, j, m = cast("Sequence[int]", parts[1:])
     try:
-        return Shard(_text(parts[0], MAX_NAME), (i, n), (j, m))
+        return Shard(short_text(parts[0], MAX_NAME), (i, n), (j, m))
     except ConfigError as error:
         raise ProtocolError("mailbox offers an impossible cell", detail=str(error)) from error
-
-
-def _mismatch_row(item: object) -> Mapping[str, object]:
-    parts = cast("Sequence[object]", item) if isinstance(item, list) else ()
-    if len(parts) != 4 or not (parts[0] is None or isinstance(parts[0], int)):
-        raise ProtocolError("refusal holds a row that is none")
-    texts = [_text(part, 4096) for part in parts[1:]]
-    return {"rank": parts[0], "expected": texts[0], "claimed": texts[1], "problem": texts[2]}

@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from . import _native
@@ -18,13 +18,14 @@ from .descriptor import (
     Challenge,
     Hello,
     Offer,
-    Refusal,
     proof,
     proven,
 )
 from .plan import Lane
 from .plan_check import mismatch_rows
+from .refusal import Refusal
 from .sockets import peer_pid, peer_pidfd
+from .transport.base import Transport
 from .wire import CHALLENGE, HELLO, LIVE, OFFER, READY, REFUSAL, Fields, receive_frame, send_frame
 
 _FREE, _TAKEN, _NOT_FENCED, _CLOSED = range(4)
@@ -36,6 +37,7 @@ class Peer:
 
     pid: int
     host: str
+    transport: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,16 @@ class Desk:
     secret: bytes | None = field(repr=False)
     peers: dict[int, Peer]
     lane_locks: Sequence[threading.Lock]
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What one handshake has settled on."""
+
+    transport: Transport
+    refused: dict[str, str]
+    probe_offset: int
+    probe: bytes
 
 
 class Refused(Exception):
@@ -121,24 +133,38 @@ class Handshake:
     def _admit(self, challenge: Challenge, hello: Hello, lane: Lane) -> None:
         """Offer the lane, check the self-test, go live."""
         self._check_admission(lane, self._core.may_attach(lane.index))
+        transport, refused = self._pick(hello)
         wanted = self._desk.wanted
         probe_offset = wanted.plan.arena_bytes(wanted.depth) + lane.index * PROBE_STRIDE
         probe = secrets.token_bytes(PROBE_BYTES)
-        self._offer(challenge, hello, lane, probe_offset, probe)
+        terms = _Terms(transport, refused, probe_offset, probe)
+        arena = self._offer(challenge, hello, lane, terms)
         fields = self._receive(READY, REFUSAL)
         if fields.kind == REFUSAL:
             raise Refused(Refusal.parse(fields))
         # A copy that was reported as done may still not have arrived: trust what is read back.
-        if self._desk.made.reservation.arena.read_probe(probe_offset, PROBE_BYTES) != probe:
+        if arena.read_probe(probe_offset, PROBE_BYTES) != probe:
             raise self._refused(
                 "TransportUnavailable",
                 "self-test of the mapped memory failed",
                 "the bytes that the outbox wrote did not arrive",
                 "copies between these two GPUs are broken: run tapchannel doctor",
             )
-        self._go_live(hello, lane)
+        self._go_live(hello, lane, transport)
 
-    def _go_live(self, hello: Hello, lane: Lane) -> None:
+    def _pick(self, hello: Hello) -> tuple[Transport, dict[str, str]]:
+        transport, refused = self._desk.made.served.pick(hello.transports)
+        if transport is not None:
+            return transport, refused
+        raise self._refused(
+            "TransportUnavailable",
+            f"no transport serves rank {hello.rank} and this mailbox",
+            "",
+            "give both sides the same transport=, or leave it away",
+            refused=refused,
+        )
+
+    def _go_live(self, hello: Hello, lane: Lane, transport: Transport) -> None:
         held, pidfd = os.dup(self._link.fileno()), peer_pidfd(self._link)
         # The kernel's word for the pid: the peer's own may be of another PID namespace.
         here = peer_pid(self._link) == os.getpid()
@@ -148,7 +174,7 @@ class Handshake:
                 if fd >= 0:
                     os.close(fd)
         self._check_admission(lane, admission)
-        self._desk.peers[lane.index] = Peer(hello.pid, hello.host)
+        self._desk.peers[lane.index] = Peer(hello.pid, hello.host, transport.name)
         try:
             send_frame(self._link, LIVE, {})
         except OSError:
@@ -156,26 +182,28 @@ class Handshake:
             raise
 
     def _offer(
-        self, challenge: Challenge, hello: Hello, lane: Lane, probe_offset: int, probe: bytes
-    ) -> None:
+        self, challenge: Challenge, hello: Hello, lane: Lane, terms: _Terms
+    ) -> _native.Arena:
         desk, reservation = self._desk, self._desk.made.reservation
         secret = desk.secret
-        export = desk.made.choice.transport.export(reservation)
+        export = terms.transport.offer(reservation)
         block_fd = self._core.block_fd(lane.index)
         offer = Offer(
+            transport=terms.transport.name,
+            refused=terms.refused,
             lane=lane.index,
             shards=tuple(cell.shard for cell in lane.cells),
             depth=desk.wanted.depth,
             slot_bytes=desk.wanted.plan.slot_bytes,
             arena_bytes=reservation.bytes,
-            memory=reservation.memory,
+            memory=export.memory,
             device_uuid=export.device_uuid,
             handle=export.handle,
             drop_newest=desk.drop_newest,
             pid=os.getpid(),
             host=socket.gethostname()[:255],
-            probe_offset=probe_offset,
-            probe=probe,
+            probe_offset=terms.probe_offset,
+            probe=terms.probe,
             proof=proof(secret, "mailbox", challenge, hello.nonce, hello.rank) if secret else None,
         )
         try:
@@ -183,6 +211,7 @@ class Handshake:
         finally:
             for fd in (block_fd, *export.fds):
                 os.close(fd)
+        return export.arena
 
     def _check_admission(self, lane: Lane, admission: int) -> None:
         peer = self._desk.peers.get(lane.index)
@@ -220,7 +249,8 @@ class Handshake:
         *,
         again: bool = False,
         rows: tuple[dict[str, object], ...] = (),
+        refused: Mapping[str, str] | None = None,
     ) -> Refused:
-        refusal = Refusal(error, what, reason, next_step, again, rows)
+        refusal = Refusal(error, what, reason, next_step, again, rows, refused or {})
         send_frame(self._link, REFUSAL, refusal.body())
         return Refused(refusal)

@@ -25,7 +25,7 @@ from .reports import RawEvent, lane_facts, mailbox_facts
 from .service import MailboxService
 from .settings import check_mode, checked_choice, checked_seconds, reading_stream, secret_bytes
 from .stores import Rendezvous, own_address, rendezvous
-from .verdicts import Scene, error_from, finder
+from .verdicts import Scene, error_from, finder, wire_finder
 
 _TRY, _HOST, _STREAM = range(3)
 _MODES: Final = {"host": _HOST, "stream": _STREAM}
@@ -95,7 +95,7 @@ class Mailbox(lifetime.ClosesOnExit):
         self._core = self._made.core
         address = own_address(store)
         self._service = MailboxService(self._made, wanted, drop_newest, known_secret, address)
-        self._shares = Shares(plan, self._lanes, self._made.choice.transport.name)
+        self._shares = Shares(plan, self._lanes, wire_finder(self._service.peers))
         self._scene = Scene(name, depth, finder(self._lanes, self._service.peers), "producer")
         self._last_error: str | None = None
         self._began = time.monotonic()
@@ -232,7 +232,11 @@ class Mailbox(lifetime.ClosesOnExit):
 
     def info(self) -> dict[str, object]:
         """Give the channel's facts, per lane: transport, refusals, rule, bytes, waits, drops."""
-        lanes = [lane_facts(lane, self._status(lane), self._began) for lane in self._lanes]
+        wire_of = self._shares.transport_of
+        lanes = [
+            lane_facts(lane, wire_of(lane.index), self._status(lane), self._began)
+            for lane in self._lanes
+        ]
         return mailbox_facts(self._name, self._scene.depth, self._made, lanes) | {
             "address": self.address,
             "last_error": self._last_error,

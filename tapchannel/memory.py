@@ -70,6 +70,13 @@ def arena_bytes(plan: TapPlan, depth: int, lanes: int) -> int:
     return plan.arena_bytes(depth) + lanes * PROBE_STRIDE
 
 
+def reserve(device: Device, label: str, size: int, memory: str, arithmetic: str) -> Reservation:
+    """Reserve an arena on ``device``; see `reserve_host` and `reserve_device`."""
+    if device.on_gpu:
+        return reserve_device(device, size, memory, arithmetic)
+    return reserve_host(label, size, arithmetic)
+
+
 def reserve_host(label: str, size: int, arithmetic: str) -> Reservation:
     """Reserve and commit host memory in a sealed memfd.
 

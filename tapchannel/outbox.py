@@ -115,7 +115,7 @@ class Outbox(lifetime.ClosesOnExit):
         attached = self._attachment
         lane = Lane(attached.offer.lane, self._rank, attached.cells)
         self._core = _native.Outbox(
-            attached.arena,
+            attached.wire,
             attached.block,
             cell_geometry(lane, plan.max_rows),
             attached.offer.slot_bytes,

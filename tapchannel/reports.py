@@ -22,7 +22,7 @@ def mailbox_facts(
 ) -> dict[str, object]:
     """Give what a mailbox says of itself."""
     return {
-        **_channel_facts("mailbox", name, made.choice.transport, made.refused),
+        **_channel_facts("mailbox", name, made.served.transports[0], made.refused),
         "device": str(made.reservation.device),
         "memory": made.reservation.memory,
         "depth": depth,
@@ -67,7 +67,9 @@ def _channel_facts(
     }
 
 
-def lane_facts(lane: Lane, status: Mapping[str, object], began: float) -> dict[str, object]:
+def lane_facts(
+    lane: Lane, transport: str, status: Mapping[str, object], began: float
+) -> dict[str, object]:
     """Give what a mailbox says of one lane."""
     received = cast("int", status["bytes"])
     seconds = max(1e-9, time.monotonic() - began)
@@ -75,6 +77,7 @@ def lane_facts(lane: Lane, status: Mapping[str, object], began: float) -> dict[s
         "lane": lane.index,
         "rank": lane.rank,
         "taps": [cell.tap.name for cell in lane.cells],
+        "transport": transport or None,
         "state": "attached" if status["attached"] else "lost" if status["lost"] else "away",
         "attaches": status["attaches"],
         "last_heartbeat_s": status["silent_s"],

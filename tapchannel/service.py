@@ -25,10 +25,10 @@ from typing import Final
 
 from . import _native
 from .assembly import Assembled, Wanted
-from .descriptor import Refusal
 from .error_text import printable
 from .errors import TapChannelError
 from .handshake import Desk, Handshake, Peer, Refused
+from .refusal import Refusal
 from .sockets import file_id, listen, native_address, other_user
 from .wire import REFUSAL, send_frame
 

@@ -55,6 +55,11 @@ def finder(lanes: Sequence[Lane], peers: Mapping[int, Peer]) -> Callable[[int], 
     return find
 
 
+def wire_finder(peers: Mapping[int, Peer]) -> Callable[[int], str]:
+    """Give the function that names the transport of a lane; empty until a producer has attached."""
+    return lambda index: peers[index].transport if index in peers else ""
+
+
 def outbox_scene(name: str, rank: int, attached: Attachment) -> Scene:
     """Give the scene of an outbox: its lane's facts are its own, the peer is the consumer."""
     offer = attached.offer

@@ -23,7 +23,7 @@ cuda_ipc    copy, then cuStreamWriteValue64 on the  cuStreamWaitValue64 GEQ on t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from .. import _native
@@ -32,12 +32,25 @@ from ..memory import Device, Reservation
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
-    """How a peer gets at an arena: a handle inside the offer, or descriptors beside it."""
+class LaneOffer:
+    """How a lane's producer gets at the memory: what the offer says, and the descriptors beside it.
 
+    ``arena`` is where the bytes of the attach self-test must arrive.
+    """
+
+    memory: str
+    arena: _native.Arena
     handle: bytes | None = None
     fds: Sequence[int] = ()
     device_uuid: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A producer's end of a lane: the memory that it writes, and its copy engine or CPU for it."""
+
+    arena: _native.Arena
+    wire: _native.Wire
 
 
 class Transport(Protocol):
@@ -50,28 +63,18 @@ class Transport(Protocol):
         """Say why this transport cannot serve a mailbox on ``device``; None if it can."""
         ...
 
-    def reserve(
-        self, device: Device, label: str, size: int, memory: str, arithmetic: str
-    ) -> Reservation:
-        """Reserve the arena (consumer)."""
+    def absence(self) -> str | None:
+        """Say why no outbox of this process can use this transport; None if one may."""
         ...
 
-    def export(self, reservation: Reservation) -> Export:
-        """Give what a peer needs to map the arena (consumer); its descriptors are the caller's."""
+    def offer(self, reservation: Reservation) -> LaneOffer:
+        """Give what a lane's producer needs (consumer); the descriptors are the caller's."""
         ...
 
-    def adopt(self, offer: Offer, fds: Sequence[int], device: Device) -> _native.Arena:
-        """Map an offered arena (producer). Takes the descriptors over, also when it fails.
+    def adopt(self, offer: Offer, fds: Sequence[int], device: Device, mailbox_id: bytes) -> Adopted:
+        """Map what was offered (producer). Takes the descriptors over, also when it fails.
 
         Raises:
             TransportUnavailable: it cannot be mapped from here; the text says why.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The transport in use and why each faster one is not."""
-
-    transport: Transport
-    refused: dict[str, str] = field(default_factory=dict[str, str])

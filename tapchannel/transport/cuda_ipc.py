@@ -9,8 +9,8 @@ from typing import cast
 from .. import _native
 from ..descriptor import Offer
 from ..errors import DeviceError, TransportUnavailable
-from ..memory import Device, Reservation, reserve_device
-from .base import Export
+from ..memory import Device, Reservation, local_arena
+from .base import Adopted, LaneOffer
 
 
 class CudaIpc:
@@ -33,40 +33,46 @@ class CudaIpc:
             return f"{device} has no 64-bit stream memory operations"
         return None
 
-    def reserve(
-        self, device: Device, label: str, size: int, memory: str, arithmetic: str
-    ) -> Reservation:
-        """Reserve a dedicated, exportable allocation."""
-        return reserve_device(device, size, memory, arithmetic)
+    def absence(self) -> str | None:
+        """Refuse a process without a driver."""
+        status = _native.cuda_status()
+        return None if status["available"] else str(status["refusal"])
 
-    def export(self, reservation: Reservation) -> Export:
+    def offer(self, reservation: Reservation) -> LaneOffer:
         """Give a descriptor (vmm) or a handle (ipc), and the GPU by its UUID, never its ordinal."""
+        arena, memory = reservation.arena, reservation.memory
         ordinal = reservation.device.ordinal or 0
-        device_uuid = cast("bytes", _native.device_info(ordinal)["uuid"])
-        if reservation.memory == "vmm":
-            return Export(fds=(reservation.arena.export_fd(),), device_uuid=device_uuid)
-        return Export(handle=reservation.arena.export_handle(), device_uuid=device_uuid)
+        uuid = cast("bytes", _native.device_info(ordinal)["uuid"])
+        if memory == "vmm":
+            return LaneOffer(memory, arena, fds=(arena.export_fd(),), device_uuid=uuid)
+        return LaneOffer(memory, arena, handle=arena.export_handle(), device_uuid=uuid)
 
-    def adopt(self, offer: Offer, fds: Sequence[int], device: Device) -> _native.Arena:
+    def adopt(self, offer: Offer, fds: Sequence[int], device: Device, mailbox_id: bytes) -> Adopted:
         """Map the peer's allocation for this process's own GPU."""
-        ordinal = device.ordinal or 0
-        try:
-            if offer.memory == "vmm" and len(fds) == 1:
-                return _native.Arena.import_vmm(ordinal, fds[0], offer.arena_bytes)
-            if offer.memory == "ipc" and offer.handle is not None and not fds:
-                return _native.Arena.import_ipc(ordinal, offer.handle, offer.arena_bytes)
-        except DeviceError as error:
-            raise TransportUnavailable(
-                f"memory of the mailbox cannot be mapped for {device}",
-                refused={"cuda_ipc": _reason(error, offer)},
-            ) from error
-        finally:
-            for fd in fds:
-                os.close(fd)
+        local = local_arena(mailbox_id) if offer.memory == "ipc" else None
+        arena = local or _import(offer, fds, device)
+        return Adopted(arena, _native.Wire(arena))
+
+
+def _import(offer: Offer, fds: Sequence[int], device: Device) -> _native.Arena:
+    ordinal = device.ordinal or 0
+    try:
+        if offer.memory == "vmm" and len(fds) == 1:
+            return _native.Arena.import_vmm(ordinal, fds[0], offer.arena_bytes)
+        if offer.memory == "ipc" and offer.handle is not None and not fds:
+            return _native.Arena.import_ipc(ordinal, offer.handle, offer.arena_bytes)
+    except DeviceError as error:
         raise TransportUnavailable(
-            "offer cannot be mapped",
-            refused={"cuda_ipc": f"{offer.memory} memory came with {len(fds)} descriptors"},
-        )
+            f"memory of the mailbox cannot be mapped for {device}",
+            refused={"cuda_ipc": _reason(error, offer)},
+        ) from error
+    finally:
+        for fd in fds:
+            os.close(fd)
+    raise TransportUnavailable(
+        "offer cannot be mapped",
+        refused={"cuda_ipc": f"{offer.memory} memory came with {len(fds)} descriptors"},
+    )
 
 
 def _reason(error: DeviceError, offer: Offer) -> str:

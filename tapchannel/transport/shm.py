@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from .. import _native
 from ..descriptor import Offer
 from ..errors import TransportUnavailable
-from ..memory import Device, Reservation, reserve_host
-from .base import Export
+from ..memory import Device, Reservation
+from .base import Adopted, LaneOffer
 
 
 class Shm:
@@ -24,17 +24,16 @@ class Shm:
             f"the mailbox is on {device}, shm reaches host memory only" if device.on_gpu else None
         )
 
-    def reserve(
-        self, device: Device, label: str, size: int, memory: str, arithmetic: str
-    ) -> Reservation:
-        """Reserve a sealed memfd."""
-        return reserve_host(label, size, arithmetic)
+    def absence(self) -> str | None:
+        """Refuse nothing: every process has host memory."""
+        return None
 
-    def export(self, reservation: Reservation) -> Export:
+    def offer(self, reservation: Reservation) -> LaneOffer:
         """Give a descriptor of the memfd."""
-        return Export(fds=(reservation.arena.export_fd(),))
+        arena = reservation.arena
+        return LaneOffer(reservation.memory, arena, fds=(arena.export_fd(),))
 
-    def adopt(self, offer: Offer, fds: Sequence[int], device: Device) -> _native.Arena:
+    def adopt(self, offer: Offer, fds: Sequence[int], device: Device, mailbox_id: bytes) -> Adopted:
         """Map the memfd after its size and seals were checked."""
         if len(fds) != 1 or offer.memory != "host":
             for fd in fds:
@@ -46,8 +45,9 @@ class Shm:
                 },
             )
         try:
-            return _native.Arena.adopt_host(fds[0], offer.arena_bytes)
+            arena = _native.Arena.adopt_host(fds[0], offer.arena_bytes)
         except (OSError, ValueError) as error:
             raise TransportUnavailable(
                 "offered memory cannot be mapped", refused={"shm": str(error)}
             ) from error
+        return Adopted(arena, _native.Wire(arena))

@@ -17,8 +17,9 @@ from support.blocks import LaneWords
 from support.channels import Maker, until
 from support.tap_pair import PLAN, SOURCES, push, works
 from tapchannel import OverrunError, ProtocolError, StampTimeout, _native
-from tapchannel.descriptor import MAX_BYTES, Hello, Offer, Refusal
+from tapchannel.descriptor import MAX_BYTES, Hello, Offer
 from tapchannel.plan import Shard
+from tapchannel.refusal import Refusal
 from tapchannel.sockets import native_address
 from tapchannel.wire import HELLO, MAGIC, MAX_BODY, OFFER, READY, REFUSAL, VERSION, Fields
 
@@ -87,7 +88,9 @@ def frame(kind: int, body: bytes, magic: bytes = MAGIC, version: int = VERSION) 
 
 def hello(**changes: object) -> bytes:
     """Build a hello that is right but for these fields."""
-    body = Hello("x", 3, 1, "host", bytes(32), PLAN.to_json(), None, None).body() | changes
+    body = (
+        Hello("x", 3, 1, "host", bytes(32), PLAN.to_json(), None, ("shm",), None).body() | changes
+    )
     return frame(HELLO, json.dumps(body).encode())
 
 
@@ -158,6 +161,8 @@ def test_i8_descriptors_that_a_peer_sends_are_closed(channel_of: Maker) -> None:
 
 
 OFFERED = Offer(
+    transport="shm",
+    refused={},
     lane=0,
     shards=(Shard("left"),),
     depth=2,
@@ -174,6 +179,8 @@ OFFERED = Offer(
     proof=None,
 )
 NOT_OFFERED: dict[str, list[object]] = {
+    "transport": [None, 7, "t" * 33],
+    "refused": [None, {}, [["shm"]], [["shm", 7]]],
     "lane": [-1, 1 << 20, None, "0", 0.0, True],
     "shards": [
         None,
@@ -232,6 +239,7 @@ NO_REFUSAL: dict[str, list[object]] = {
     "next_step": [None, 7, "x" * 513],
     "again": [None, 1, "no"],
     "rows": [None, "rows", ["row"], [["r", "a", "b", "c"]], [[1, 2, 3, 4]], [[1, "a", "b"]]],
+    "refused": [None, "shm", ["shm"], [["shm"]], [["shm", 7]], [["shm", "x" * 513]], [[]] * 9],
 }
 
 

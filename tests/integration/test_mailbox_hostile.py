@@ -244,6 +244,7 @@ def test_text_of_a_refusal_is_made_printable(tmp_path: Path) -> None:
         "next_step": "\ud800",
         "again": False,
         "rows": [],
+        "refused": [],
     }
     text = expect_refusal(tmp_path, lambda link: send_frame(link, REFUSAL, body))
     assert text.isprintable() or text.replace("\n", "").isprintable()
@@ -256,7 +257,14 @@ def test_refusal_becomes_one_of_our_errors_only(tmp_path: Path, error: str) -> N
     """A class that the peer names and this side makes."""
 
     def act(link: socket.socket) -> None:
-        body = {"what": "w", "reason": "r", "next_step": "n", "again": False, "rows": []}
+        body = {
+            "what": "w",
+            "reason": "r",
+            "next_step": "n",
+            "again": False,
+            "rows": [],
+            "refused": [],
+        }
         send_frame(link, REFUSAL, {"error": error, **body})
 
     with impostor(tmp_path, act) as address, refused(AttachError, channel=NAME, rank=7):

@@ -300,6 +300,7 @@ def test_words_of_a_peer_are_not_written_raw(
         "next_step": forged,
         "again": False,
         "rows": [],
+        "refused": [],
     }
     with HandmadeOutbox(channel.mailbox.address) as peer:
         peer.ask(host=forged)

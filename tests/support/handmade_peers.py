@@ -40,7 +40,7 @@ def dial(address: str) -> socket.socket:
 
 def hello(**changes: object) -> dict[str, object]:
     """Give the body of a right hello, but for the changes."""
-    made = Hello(NAME, 7, os.getpid(), "n1", NONCE, PLAN.to_json(), None, None)
+    made = Hello(NAME, 7, os.getpid(), "n1", NONCE, PLAN.to_json(), None, ("shm",), None)
     return {**made.body(), **changes}
 
 
@@ -179,6 +179,8 @@ def offer_body() -> dict[str, object]:
     )
     size = PLAN.arena_bytes(2) + 2 * 4096
     offer = Offer(
+        transport="shm",
+        refused={},
         lane=lane.index,
         shards=tuple(cell.shard for cell in lane.cells),
         depth=2,

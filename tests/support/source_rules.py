@@ -14,7 +14,7 @@ FUNCTION_LIMIT = 40
 LAYERS = (
     ("errors", "error_text", "keys", "dtypes"),
     ("layout", "lanes", "plan", "plan_json"),
-    ("wire", "descriptor", "plan_check"),
+    ("wire", "refusal", "descriptor", "plan_check"),
     ("_native",),
     ("layout_check", "memory", "sockets", "stores", "tensors", "settings", "transport"),
     (

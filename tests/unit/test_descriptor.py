@@ -20,13 +20,13 @@ from tapchannel.descriptor import (
     Challenge,
     Hello,
     Offer,
-    Refusal,
     proof,
     proven,
 )
 from tapchannel.errors import ConfigError, ProtocolError
 from tapchannel.lanes import MAX_CELLS, MAX_LANES, Shard
 from tapchannel.layout import MAX_BYTES, MAX_NAME
+from tapchannel.refusal import Refusal
 from tapchannel.wire import HELLO, Fields
 
 JSON = st.recursive(
@@ -36,9 +36,11 @@ JSON = st.recursive(
 )
 CHALLENGE = Challenge(bytes(16), bytes(32), "draft", True)
 HELLO_FRAME = Hello(
-    "draft", 7, 4711, "n1", bytes(32), '{"version":1}', ("high", "low"), bytes(range(32))
+    "draft", 7, 4711, "n1", bytes(32), '{"version":1}', ("high", "low"), ("shm",), bytes(range(32))
 )
 OFFER = Offer(
+    transport="cuda_ipc",
+    refused={"shm": "why not"},
     lane=1,
     shards=(Shard("high"), Shard("low", (1, 2), (0, 4))),
     depth=2,
@@ -55,7 +57,8 @@ OFFER = Offer(
     proof=None,
 )
 ROW = {"rank": 7, "expected": "width 8", "claimed": "width 9", "problem": "differs"}
-REFUSAL = Refusal("PlanMismatchError", "ranks disagree", "why", "agree", True, (ROW,))
+REFUSED = {"cuda_ipc": "no driver"}
+REFUSAL = Refusal("PlanMismatchError", "ranks disagree", "why", "agree", True, (ROW,), REFUSED)
 FRAMES: list[Any] = [CHALLENGE, HELLO_FRAME, OFFER, REFUSAL]
 EACH_FRAME = pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: type(frame).__name__)
 EACH_FIELD = pytest.mark.parametrize(
