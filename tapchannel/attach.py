@@ -32,7 +32,7 @@ from .errors import (
 from .memory import Device
 from .plan import Cell, TapPlan
 from .refusal import Refusal
-from .sockets import Descriptor, native_address, other_user
+from .sockets import Descriptor, connect, other_user
 from .stores import Rendezvous
 from .targets import targets_of
 from .transport.base import Transport
@@ -95,9 +95,9 @@ def attach(place: Rendezvous, request: Request, limit: float) -> Attachment:
     last = "no mailbox has published its address yet"
     while True:
         try:
-            address = place.lookup()
-            if address is not None:
-                return _attempt(address, request, asked, began + limit)
+            addresses = place.lookup()
+            if addresses is not None:
+                return _attempt(addresses[0], request, asked, began + limit)
         except _Again as reason:
             # Our own deadline ends the last attempt: what an earlier one was told says more.
             if not (reason.ours and limit <= time.monotonic() - began and "refused" in last):
@@ -125,10 +125,8 @@ def attach(place: Rendezvous, request: Request, limit: float) -> Attachment:
 def _attempt(address: str, request: Request, asked: Asked, deadline: float) -> Attachment:
     deadline = min(deadline, time.monotonic() + _ATTEMPT_S)
     with ExitStack() as held:
-        link = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
-            link.settimeout(max(0.01, deadline - time.monotonic()))
-            link.connect(native_address(address))
+            link = held.enter_context(connect(address, deadline - time.monotonic()))
             problem = other_user(link)
             if problem is not None:
                 raise AttachError(

@@ -17,11 +17,12 @@ from .descriptor import MAX_DEPTH
 from .errors import TapChannelError, UsageError
 from .keys import MAX_EPOCH, MAX_MICROBATCHES, MAX_STEP, Key, checked_int
 from .lease import Granted, Lease
+from .listening import where_to_listen
 from .memory import MEMORY_CHOICES, Device, forget_local
 from .passes import Pass, end_pass, in_print
 from .plan import Lane, Sources, TapPlan
 from .readiness import wait_ready
-from .reports import RawEvent, lane_facts, mailbox_facts
+from .reports import RawEvent, all_lane_facts, mailbox_events, mailbox_facts
 from .service import MailboxService
 from .settings import check_mode, checked_choice, checked_seconds, reading_stream, secret_bytes
 from .stores import Rendezvous, own_address, rendezvous
@@ -56,6 +57,11 @@ class Mailbox(lifetime.ClosesOnExit):
         Seconds; the deadline of every wait that is not given its own.
     secret
         Job secret; outboxes must prove that they know it.
+    listen, allow_no_secret
+        Where outboxes of other hosts attach: ``"tcp://HOST"``, ``:PORT`` or ``:LOW-HIGH`` after it
+        if the kernel shall not pick; HOST an address, name, interface or ``*``, all of them. None:
+        this host only, but ``*`` with transport ``"ucx"``. It takes a secret, unless
+        ``allow_no_secret=True`` lets in anybody who reaches the port.
     memory
         GPU memory: ``"auto"``, ``"vmm"`` or ``"ipc"`` (see `info`).
 
@@ -79,6 +85,8 @@ class Mailbox(lifetime.ClosesOnExit):
         transport: str = "auto",
         secret: str | bytes | None = None,
         memory: str = "auto",
+        listen: str | None = None,
+        allow_no_secret: bool = False,
     ) -> None:
         drop_newest = checked_choice("when_full", when_full, _WHEN_FULL) == "drop_newest"
         checked_choice("memory", memory, MEMORY_CHOICES)
@@ -88,27 +96,26 @@ class Mailbox(lifetime.ClosesOnExit):
         self._pid, self._check = os.getpid(), check_mode()
         self._lanes = plan.lanes(sources)
         place = rendezvous(store, name)
-        known_secret = secret_bytes(secret)
+        known = secret_bytes(secret)
         where = Device.parse(device)
+        places = where_to_listen(own_address(store), listen, transport, known, allow_no_secret)
         wanted = Wanted(name, plan, self._lanes, depth, where, transport, memory, self._check)
         self._made = assemble(wanted)
         self._core = self._made.core
-        address = own_address(store)
-        self._service = MailboxService(self._made, wanted, drop_newest, known_secret, address)
+        self._service = MailboxService(self._made, wanted, drop_newest, known, places)
         self._shares = Shares(plan, self._lanes, wire_finder(self._service.peers))
         self._scene = Scene(name, depth, finder(self._lanes, self._service.peers), "producer")
         self._last_error: str | None = None
-        self._began = time.monotonic()
-        self._step = 0
+        self._began, self._step = time.monotonic(), 0
         self._pass: weakref.ref[Pass] | None = None
         self._go_public(place)
 
     def _go_public(self, place: Rendezvous) -> None:
-        """Publish the address, last of all; where that fails nothing stays open."""
+        """Publish the addresses, last of all; where that fails nothing stays open."""
         self._closed = False
         lifetime.close_at_exit(self)
         try:
-            place.publish(self._service.address)
+            place.publish(self._service.addresses)
         except BaseException:
             self.close()
             raise
@@ -179,8 +186,7 @@ class Mailbox(lifetime.ClosesOnExit):
             StampTimeout, CreditTimeout, AttachTimeout: the deadline passed.
             PeerLostError, PassAborted, ProtocolError: the microbatch will not come.
             UsageError: it was received already, lies outside the pass, needs a slot that is held,
-            or
-                the stream is being captured.
+                or the stream is being captured.
         """
         checked_choice("wait", wait, tuple(_MODES))
         if rows is not None:
@@ -232,29 +238,24 @@ class Mailbox(lifetime.ClosesOnExit):
 
     def info(self) -> dict[str, object]:
         """Give the channel's facts, per lane: transport, refusals, rule, bytes, waits, drops."""
-        wire_of = self._shares.transport_of
-        lanes = [
-            lane_facts(lane, wire_of(lane.index), self._status(lane), self._began)
-            for lane in self._lanes
-        ]
-        return mailbox_facts(self._name, self._scene.depth, self._made, lanes) | {
-            "address": self.address,
-            "last_error": self._last_error,
-        }
+        wires = self._shares.transport_of
+        lanes = all_lane_facts(self._lanes, wires, self._status, self._began)
+        facts = mailbox_facts(self._name, self._scene.depth, self._made, self.addresses, lanes)
+        return facts | {"last_error": self._last_error}
 
     def events(self) -> list[RawEvent]:
         """Give the flight recorder: (lane, written by the producer, raw event); see `telemetry`."""
-        return [
-            (lane.index, side, event)
-            for lane in self._lanes
-            for side in (False, True)
-            for event in self._core.events(lane.index, side)
-        ]
+        return mailbox_events(self._core, self._lanes)
 
     @property
     def address(self) -> str:
-        """The service's address, such as ``unix:///tmp/…/mailbox.sock``."""
-        return self._service.address
+        """The service's address on this host, such as ``unix:///tmp/…/mailbox.sock``."""
+        return self.addresses[0]
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All addresses of the service: this host's, then those for other hosts, ``tcp://…``."""
+        return self._service.addresses
 
     @property
     def epoch(self) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+from . import _native
 from .plan import Lane
 from .transport.base import Transport
 
@@ -17,8 +18,22 @@ if TYPE_CHECKING:
     from .attach import Attachment
 
 
+def mailbox_events(core: _native.Mailbox, lanes: Sequence[Lane]) -> list[RawEvent]:
+    """Give what both sides of every lane have recorded."""
+    return [
+        (lane.index, side, event)
+        for lane in lanes
+        for side in (False, True)
+        for event in core.events(lane.index, side)
+    ]
+
+
 def mailbox_facts(
-    name: str, depth: int, made: Assembled, lanes: Sequence[Mapping[str, object]]
+    name: str,
+    depth: int,
+    made: Assembled,
+    addresses: Sequence[str],
+    lanes: Sequence[Mapping[str, object]],
 ) -> dict[str, object]:
     """Give what a mailbox says of itself."""
     return {
@@ -28,6 +43,8 @@ def mailbox_facts(
         "depth": depth,
         "reserved_bytes": made.reservation.bytes,
         "epoch": made.core.epoch,
+        "address": addresses[0],
+        "addresses": list(addresses),
         "lanes": lanes,
     }
 
@@ -67,7 +84,17 @@ def _channel_facts(
     }
 
 
-def lane_facts(
+def all_lane_facts(
+    lanes: Sequence[Lane],
+    wire_of: Callable[[int], str],
+    status_of: Callable[[Lane], Mapping[str, object]],
+    began: float,
+) -> list[dict[str, object]]:
+    """Give what a mailbox says of its lanes."""
+    return [_lane_facts(lane, wire_of(lane.index), status_of(lane), began) for lane in lanes]
+
+
+def _lane_facts(
     lane: Lane, transport: str, status: Mapping[str, object], began: float
 ) -> dict[str, object]:
     """Give what a mailbox says of one lane."""

@@ -1,4 +1,4 @@
-"""Unix sockets: listening without leaving files behind, and what the kernel says of a peer."""
+"""Sockets: files that are not left behind, links that end, what the kernel says of a peer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,26 @@ import secrets
 import socket
 import stat
 import struct
+import threading
+import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 
+from .endpoints import literal, tcp_parts
 from .errors import ConfigError, ProtocolError
 
+# A link's end is the first sign of a peer's death, but a cut wire sends no end: the kernel has to
+# ask. Idle 2 s, then three questions 2 s apart: silent for 8 s, the link ends. The user timeout
+# gives bytes on their way the same 8 s, which would be retransmitted for a quarter of an hour.
+KEEPALIVE_IDLE_S: Final = 2
+KEEPALIVE_INTERVAL_S: Final = 2
+KEEPALIVE_PROBES: Final = 3
+USER_TIMEOUT_MS: Final = 1000 * (KEEPALIVE_IDLE_S + KEEPALIVE_PROBES * KEEPALIVE_INTERVAL_S)
+_LEAST_S: Final = 0.01  # a limit of zero would make the socket non-blocking
 _SO_PEERPIDFD: Final = 77
 _CREDENTIALS: Final = struct.Struct("3i")
+
+_Target: TypeAlias = "tuple[int, Any]"  # family, and what connect takes
 
 
 class Descriptor:
@@ -49,7 +62,17 @@ def native_address(address: str) -> str:
     return "\0" + path[1:] if path.startswith("@") else path
 
 
-def listen(address: str) -> socket.socket:
+def tune(link: socket.socket) -> None:
+    """Have a TCP link send at once, and end by itself some 8 s after its wire was cut."""
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+
+
+def listen_local(address: str) -> socket.socket:
     """Listen on a ``unix://`` address, on this host only.
 
     Raises:
@@ -86,8 +109,106 @@ def listen(address: str) -> socket.socket:
     return listener
 
 
+def connect(address: str, timeout: float) -> socket.socket:
+    """Connect to a ``unix://`` address, or to ``tcp://host:port``.
+
+    Blocks:     until connected; at most ``timeout`` seconds, shared out over all the addresses
+                that a name stands for. What is left is the link's own time-out.
+    On failure: nothing stays open.
+
+    Raises:
+        TimeoutError: nobody answered in time.
+        OSError: nobody listens there, or the address is impossible; ConnectionError and its kind
+            where trying again may help.
+    """
+    deadline = time.monotonic() + timeout
+    if address.startswith("unix://"):
+        targets: list[_Target] = [(socket.AF_UNIX, native_address(address))]
+    else:
+        targets = _resolve(address, timeout)
+    failures: list[OSError] = []
+    for number, target in enumerate(targets):
+        share = (deadline - time.monotonic()) / (len(targets) - number)
+        try:
+            link = _connected(target, max(_LEAST_S, share))
+        except OSError as error:
+            failures.append(error)
+            continue
+        link.settimeout(max(_LEAST_S, deadline - time.monotonic()))
+        return link
+    raise _joint(failures, targets)
+
+
+def _connected(target: _Target, limit: float) -> socket.socket:
+    family, to = target
+    link = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        link.settimeout(limit)
+        link.connect(to)
+        if family != socket.AF_UNIX:
+            _refuse_itself(link)
+            tune(link)
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def _refuse_itself(link: socket.socket) -> None:
+    """Refuse a link that has met itself.
+
+    TCP lets a socket connect to its own port: it happens to whoever tries a port of this host again
+    and again, in the kernel's range, while nobody listens there yet.
+    """
+    if link.getsockname() == link.getpeername():
+        raise ConnectionRefusedError("nobody listens there: the link had met itself")
+
+
+def _joint(failures: list[OSError], targets: list[_Target]) -> OSError:
+    """Make one error of those of a name's addresses."""
+    if targets[0][0] == socket.AF_UNIX:
+        return failures[0]
+    told = "; ".join(f"{to[0]}: {error}" for (_, to), error in zip(targets, failures, strict=True))
+    late = all(isinstance(error, TimeoutError) for error in failures)
+    # A host that is down or not routed to yet may come up: time may mend it, like a refusal.
+    return TimeoutError(told) if late else ConnectionError(told)
+
+
+def _resolve(address: str, timeout: float) -> list[_Target]:
+    parts = tcp_parts(address)
+    if parts is None:
+        raise OSError("this is neither unix:///path nor tcp://host:port")
+    host, port = parts
+    ip = literal(host)
+    if ip is not None:
+        return [(socket.AF_INET6 if ip.version == 6 else socket.AF_INET, (str(ip), port))]
+    answers: list[list[_Target] | Exception] = []
+
+    def ask() -> None:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            answers.append([(family, to) for family, _, _, _, to in found])
+        except (OSError, UnicodeError) as error:
+            answers.append(error)
+
+    # The resolver has no deadline of ours: what it says after it is not waited for.
+    asking = threading.Thread(target=ask, name="tapchannel-resolver", daemon=True)
+    asking.start()
+    asking.join(max(_LEAST_S, timeout))
+    if not answers:
+        raise TimeoutError(f"name {host!r} was not resolved within {timeout:.3g} s")
+    if isinstance(answers[0], Exception):
+        raise ConnectionError(f"name {host!r} is not known: {answers[0]}") from answers[0]
+    return answers[0]
+
+
 def other_user(link: socket.socket) -> str | None:
-    """Say whose the peer is if it is another user's; None for this user's, and for root's."""
+    """Say whose the peer is if it is another user's; None for this user's, and for root's.
+
+    Of a peer over the network the kernel knows no user: there the job secret alone decides.
+    """
+    if link.family != socket.AF_UNIX:
+        return None
     size = _CREDENTIALS.size
     uid = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1]
     own = os.geteuid()

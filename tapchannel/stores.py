@@ -1,4 +1,4 @@
-"""Rendezvous: where a mailbox publishes its address and an outbox looks it up."""
+"""Rendezvous: where a mailbox publishes its addresses and an outbox looks them up."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import json
 import os
 import tempfile
 import urllib.parse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
+from .endpoints import tcp_parts
 from .errors import AttachError, ConfigError
 from .layout import checked_name
 from .sockets import fresh_address
@@ -18,23 +20,24 @@ if TYPE_CHECKING:
     import torch.distributed
 
 MAX_ADDRESS: Final = 512
+MAX_HOSTS: Final = 16
 _MAX_ENTRY: Final = 4096
 _LONGEST_FILE_NAME: Final = 200
 
 
 class Rendezvous(Protocol):
-    """One place for one channel's address."""
+    """One place for one channel's addresses: this host's own first, then those of the network."""
 
-    def publish(self, address: str) -> None:
-        """Write the address, replacing an earlier one."""
+    def publish(self, addresses: Sequence[str]) -> None:
+        """Write the addresses, replacing earlier ones."""
         ...
 
-    def lookup(self) -> str | None:
-        """Give the address, or None while there is none. Never waits."""
+    def lookup(self) -> tuple[str, ...] | None:
+        """Give the addresses, or None while there are none. Never waits."""
         ...
 
     def describe(self) -> str:
-        """Say where the address is looked for."""
+        """Say where the addresses are looked for."""
         ...
 
 
@@ -46,13 +49,13 @@ class TorchStore:
         self._key = f"tapchannel/{name}"
         self._origin = origin
 
-    def publish(self, address: str) -> None:
-        """Write the address under the channel's key."""
+    def publish(self, addresses: Sequence[str]) -> None:
+        """Write the addresses under the channel's key."""
         # torch's stub names str alone; bytes are what it keeps.
-        self._store.set(self._key, _encode(address))  # pyright: ignore[reportArgumentType]
+        self._store.set(self._key, _encode(addresses))  # pyright: ignore[reportArgumentType]
 
-    def lookup(self) -> str | None:
-        """Give the address, or None while the key is not set."""
+    def lookup(self) -> tuple[str, ...] | None:
+        """Give the addresses, or None while the key is not set."""
         try:
             # check() first: get() would wait for the key, and hold the store's connection.
             if not self._store.check([self._key]):
@@ -81,19 +84,19 @@ class FileStore:
             quoted = hashlib.sha256(name.encode("utf-8")).hexdigest()
         self._path = folder / f"{quoted}.tapchannel"
 
-    def publish(self, address: str) -> None:
+    def publish(self, addresses: Sequence[str]) -> None:
         """Write the file and move it into place."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=".tapchannel-")
             with os.fdopen(handle, "wb") as file:
-                file.write(_encode(address))
+                file.write(_encode(addresses))
             Path(temporary).replace(self._path)
         except OSError as error:
             raise self._unusable(error) from error
 
-    def lookup(self) -> str | None:
-        """Give the address, or None while there is no file."""
+    def lookup(self) -> tuple[str, ...] | None:
+        """Give the addresses, or None while there is no file."""
         try:
             with self._path.open("rb") as file:
                 return _decode(file.read(_MAX_ENTRY + 1), self.describe())
@@ -121,12 +124,12 @@ class DirectAddress:
     def __init__(self, address: str) -> None:
         self._address = address
 
-    def publish(self, address: str) -> None:
+    def publish(self, addresses: Sequence[str]) -> None:
         """Do nothing: whoever attaches has the address already."""
 
-    def lookup(self) -> str | None:
+    def lookup(self) -> tuple[str, ...] | None:
         """Give the address."""
-        return self._address
+        return (self._address,)
 
     def describe(self) -> str:
         """Name the address."""
@@ -193,29 +196,44 @@ def _tcp_client(host: str, port: int) -> torch.distributed.Store:
         ) from error
 
 
-def _encode(address: str) -> bytes:
-    return json.dumps({"version": 1, "address": address}).encode("ascii")
+def _encode(addresses: Sequence[str]) -> bytes:
+    local, *hosts = addresses
+    return json.dumps({"version": 1, "address": local, "hosts": hosts}).encode("ascii")
 
 
-def _decode(entry: bytes, where: str) -> str:
-    """Read an entry as untrusted bytes."""
-    problem = "too long" if len(entry) > _MAX_ENTRY else None
-    address: object = None
-    if problem is None:
+def _decode(entry: bytes, where: str) -> tuple[str, ...]:
+    """Read an entry as untrusted bytes (I8)."""
+    problem, fields = "too long", None
+    if len(entry) <= _MAX_ENTRY:
         try:
-            fields: object = json.loads(entry.decode("ascii"))
-            address = fields.get("address") if isinstance(fields, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            problem, fields = "it holds no address", json.loads(entry.decode("ascii"))
         except (UnicodeDecodeError, ValueError, RecursionError):
             problem = "not JSON"
-    if (
-        not isinstance(address, str)
-        or not address.startswith(("unix:///", "unix://@"))
-        or len(address) > MAX_ADDRESS
+    values = cast("dict[str, object]", fields) if isinstance(fields, dict) else {}
+    # An entry without hosts is of a mailbox that only its own host can reach.
+    local, hosts = values.get("address"), _checked_hosts(values.get("hosts", []))
+    if hosts is None:
+        problem = f"its hosts are no list of at most {MAX_HOSTS} tcp:// addresses"
+    elif (
+        isinstance(local, str)
+        and local.startswith(("unix:///", "unix://@"))
+        and len(local) <= MAX_ADDRESS
     ):
-        raise AttachError(
-            "address entry is not one of tapchannel's",
-            seen=where,
-            reason=problem or "it holds no address",
-            next_step="remove the entry, or use another channel name",
-        )
-    return address
+        return (local, *hosts)
+    raise AttachError(
+        "address entry is not one of tapchannel's",
+        seen=where,
+        reason=problem,
+        next_step="remove the entry, or use another channel name",
+    )
+
+
+def _checked_hosts(hosts: object) -> list[str] | None:
+    if not isinstance(hosts, list) or len(cast("list[object]", hosts)) > MAX_HOSTS:
+        return None
+    checked = [
+        host
+        for host in cast("list[object]", hosts)
+        if isinstance(host, str) and len(host) <= MAX_ADDRESS and tcp_parts(host) is not None
+    ]
+    return checked if len(checked) == len(cast("list[object]", hosts)) else None

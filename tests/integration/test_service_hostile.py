@@ -421,7 +421,7 @@ def test_other_user_is_refused_and_told_nothing(tmp_path: Path, kind: str) -> No
 def told(address: str) -> HashStore:
     """Give a store that tells this address."""
     store = HashStore()
-    rendezvous(store, NAME).publish(address)
+    rendezvous(store, NAME).publish([address])
     return store
 
 

@@ -55,10 +55,10 @@ def test_address_is_found_once_published(make: Callable[[Path], object], tmp_pat
     store = make(tmp_path)
     consumer, producer = rendezvous(store, "draft"), rendezvous(store, "draft")
     assert producer.lookup() is None
-    consumer.publish(ADDRESS)
-    assert producer.lookup() == ADDRESS
-    consumer.publish(ADDRESS + "2")
-    assert producer.lookup() == ADDRESS + "2"
+    consumer.publish([ADDRESS])
+    assert producer.lookup() == (ADDRESS,)
+    consumer.publish([ADDRESS + "2"])
+    assert producer.lookup() == (ADDRESS + "2",)
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -67,9 +67,9 @@ def test_channels_of_one_store_stay_apart(make: Callable[[Path], object], tmp_pa
     store = make(tmp_path)
     names = ["draft", "draft2", "a/b", "..", ".", "a b", "ä", "%61", "a", "x" * MAX_NAME]
     for name in names:
-        rendezvous(store, name).publish(f"{ADDRESS}-{urllib.parse.quote(name)}")
+        rendezvous(store, name).publish([f"{ADDRESS}-{urllib.parse.quote(name)}"])
     for name in names:
-        assert rendezvous(store, name).lookup() == f"{ADDRESS}-{urllib.parse.quote(name)}"
+        assert rendezvous(store, name).lookup() == (f"{ADDRESS}-{urllib.parse.quote(name)}",)
 
 
 def test_address_crosses_a_tcp_store(master: dist.TCPStore) -> None:
@@ -77,8 +77,8 @@ def test_address_crosses_a_tcp_store(master: dist.TCPStore) -> None:
     consumer = rendezvous(master, "draft")
     producer = rendezvous(f"tcp://127.0.0.1:{master.port}", "draft")
     assert producer.lookup() is None
-    consumer.publish(ADDRESS)
-    assert producer.lookup() == ADDRESS
+    consumer.publish([ADDRESS])
+    assert producer.lookup() == (ADDRESS,)
     assert str(master.port) in producer.describe()
 
 
@@ -87,15 +87,15 @@ def test_longest_name_of_any_letters_fits_every_store(tmp_path: Path) -> None:
     for name in ("ü" * MAX_NAME, "渡" * MAX_NAME):
         place = rendezvous(f"file://{tmp_path}", name)
         assert place.lookup() is None
-        place.publish(ADDRESS)
-        assert place.lookup() == ADDRESS
+        place.publish([ADDRESS])
+        assert place.lookup() == (ADDRESS,)
 
 
 def test_direct_address_is_its_own_rendezvous() -> None:
     """A path that is changed on the way to the socket."""
     place = rendezvous("unix:///run/my channel.sock", "draft")
-    place.publish("unix:///elsewhere")
-    assert place.lookup() == "unix:///run/my channel.sock"
+    place.publish(["unix:///elsewhere"])
+    assert place.lookup() == ("unix:///run/my channel.sock",)
 
 
 def test_mailbox_listens_where_the_caller_says_or_at_an_address_of_its_own(tmp_path: Path) -> None:
@@ -106,15 +106,15 @@ def test_mailbox_listens_where_the_caller_says_or_at_an_address_of_its_own(tmp_p
     assert len(fresh) == 6
     place = rendezvous(f"file://{tmp_path}", "draft")
     for address in fresh:
-        place.publish(address)
-        assert place.lookup() == address
+        place.publish([address])
+        assert place.lookup() == (address,)
 
 
 def test_publishing_leaves_nothing_half_written(tmp_path: Path) -> None:
     """A temporary file that stays behind and that a later lookup could take for an entry."""
     place = rendezvous(f"file://{tmp_path}", "draft")
     for _ in range(3):
-        place.publish(ADDRESS)
+        place.publish([ADDRESS])
     assert [path.name for path in tmp_path.iterdir()] == ["draft.tapchannel"]
 
 
@@ -145,7 +145,7 @@ def test_entry_of_another_hand_is_refused(
     """An entry that is believed, or that breaks its reader with an error nobody expects (I8)."""
     store = make(tmp_path)
     place = rendezvous(store, "draft")
-    place.publish(ADDRESS)
+    place.publish([ADDRESS])
     if isinstance(store, str):
         (tmp_path / "not/yet/there/draft.tapchannel").write_bytes(entry)
     else:
@@ -204,7 +204,7 @@ def test_folder_that_cannot_be_is_a_typed_error(folder: str) -> None:
     """An OSError of the file system that reaches the user without channel or next step."""
     place = rendezvous(f"file://{folder}", "draft")
     with pytest.raises((AttachError, ConfigError)) as raised:
-        place.publish(ADDRESS)
+        place.publish([ADDRESS])
     assert folder in str(raised.value)
     assert raised.value.next_step
 
@@ -230,7 +230,7 @@ def test_store_that_died_is_a_typed_error() -> None:
 def test_looking_up_keeps_no_descriptor(tmp_path: Path) -> None:
     """A lookup in a loop that eats the process's descriptors."""
     place = rendezvous(f"file://{tmp_path}", "draft")
-    place.publish(ADDRESS)
+    place.publish([ADDRESS])
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         place.lookup()
