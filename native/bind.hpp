@@ -33,6 +33,7 @@ void bind_cuda(nb::module_& module);
 void bind_memory(nb::module_& module);
 void bind_mailbox(nb::module_& module);
 void bind_outbox(nb::module_& module);
+void bind_ucx(nb::module_& module);
 
 // For native waits that run without the GIL: true once Python has an exception to raise (Ctrl-C).
 bool interrupted_by_signal();

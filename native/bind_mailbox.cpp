@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind.hpp"
+#include "bind_ucx.hpp"
 #include "cuda_port.hpp"
 #include "dlpack.hpp"
 #include "mailbox.hpp"
@@ -143,17 +144,35 @@ nb::dict status(PyMailbox& self, size_t lane) {
 void bind_lanes(nb::class_<PyMailbox>& mailbox) {
   mailbox.def(
       "may_attach",
-      [](PyMailbox& self, size_t lane) { return static_cast<int>(self.core->may_attach(lane)); },
+      [](PyMailbox& self, size_t lane) {
+        nb::gil_scoped_release open;
+        return static_cast<int>(self.core->may_attach(lane));
+      },
       nb::arg("lane"), "0 free, 1 taken, 2 not fenced yet, 3 closed.");
   mailbox.def(
       "attach",
-      [](PyMailbox& self, size_t lane, int socket, int pidfd, bool same_process) {
-        return static_cast<int>(self.core->attach(lane, socket, pidfd, same_process));
+      [](PyMailbox& self, size_t lane, int socket, int pidfd, bool same_process,
+         const PyUcxLink* link) {
+        std::shared_ptr<LaneLink> held = link == nullptr ? nullptr : link->link;
+        nb::gil_scoped_release open;
+        return static_cast<int>(
+            self.core->attach(lane, socket, pidfd, same_process, std::move(held)));
       },
       nb::arg("lane"), nb::arg("socket"), nb::arg("pidfd"), nb::arg("same_process"),
-      "Takes both descriptors over when it returns 0.");
+      nb::arg("link").none(), "Takes both descriptors over when it returns 0.");
   mailbox.def(
-      "revoke", [](PyMailbox& self, size_t lane) { self.core->revoke(lane); }, nb::arg("lane"));
+      "revoke",
+      [](PyMailbox& self, size_t lane) {
+        nb::gil_scoped_release open;
+        self.core->revoke(lane);
+      },
+      nb::arg("lane"));
+  mailbox.def(
+      "register_block",
+      [](PyMailbox& self, size_t lane, const PyUcxContext& context) {
+        return register_block(context, self.core->block(lane));
+      },
+      nb::arg("lane"), nb::arg("context"), "Registers a lane's control block.");
   mailbox.def("lane_status", &status, nb::arg("lane"),
               nb::sig("def lane_status(self, lane: int) -> dict[str, bool | int | float | None]"));
   mailbox.def(

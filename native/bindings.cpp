@@ -147,6 +147,7 @@ NB_MODULE(_native, module) {
   module.def("keep_in_child", &ForkGuard::forget, nb::arg("fd"));
   bind_verdict(module);
   bind_memory(module);
+  bind_ucx(module);
   bind_mailbox(module);
   bind_outbox(module);
   bind_cuda(module);

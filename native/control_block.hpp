@@ -19,7 +19,7 @@
 namespace tapchannel {
 
 constexpr uint64_t kMagic = 0x314b4c4250415431ULL;  // "1TAPBLK1"
-constexpr uint32_t kLayoutVersion = 1;
+constexpr uint32_t kLayoutVersion = 2;
 constexpr size_t kLine = 64;
 constexpr uint32_t kRingEntries = 1024;
 constexpr uint32_t kMaxDims = 8;
@@ -115,6 +115,7 @@ struct ConsumerWords {
   Word heartbeat;  // CLOCK_MONOTONIC ns of the last tick; only ever printed.
   Bell bell;       // rung by the consumer for the lane's progress thread
   Text reason;
+  Word beat;  // between hosts, whose clocks differ: counts up, and each change is a heartbeat
 };
 
 // Written by the lane's producer, read by the consumer. All stores release, all loads acquire,
@@ -129,6 +130,7 @@ struct ProducerWords {
   Word heartbeat;
   Bell bell;  // rung by the lane for a consumer thread that waits on its host
   Text reason;
+  Word beat;  // as the consumer's
 };
 
 // stamp (one 64-bit word a cell and slot):

@@ -101,11 +101,11 @@ void CudaTransport::put_poison(const Place& to, size_t rows, const CellGeometry&
         "cuMemsetD2D8Async");
 }
 
-void CudaTransport::stamp(std::atomic<uint64_t>& word, uint64_t value, const Place& at) {
+void CudaTransport::stamp(const Mark& mark, const Place& at) {
   ContextGuard guard(device_);
-  auto offset = static_cast<size_t>(reinterpret_cast<const uint8_t*>(&word) - block_base_);
-  check(driver()->cuStreamWriteValue64(stream_of(at), registered_.device_pointer() + offset, value,
-                                       CU_STREAM_WRITE_VALUE_DEFAULT),
+  auto offset = static_cast<size_t>(reinterpret_cast<const uint8_t*>(&mark.stamp) - block_base_);
+  check(driver()->cuStreamWriteValue64(stream_of(at), registered_.device_pointer() + offset,
+                                       mark.key, CU_STREAM_WRITE_VALUE_DEFAULT),
         "cuStreamWriteValue64");
   std::lock_guard lock(mutex_);
   ++stamped_;

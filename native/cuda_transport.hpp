@@ -24,11 +24,12 @@ class CudaTransport final : public Transport {
   void forget(Token token) override;
   void put(Token token, const Source& source, const Place& to, const CellGeometry& cell) override;
   void put_poison(const Place& to, size_t rows, const CellGeometry& cell) override;
-  void stamp(std::atomic<uint64_t>& word, uint64_t value, const Place& at) override;
+  void stamp(const Mark& mark, const Place& at) override;
   void mark() override;
   uint64_t performed() const override;
   bool finish(uint64_t limit_ns) override;
   bool immediate() const override { return false; }
+  bool announces_ahead() const override { return false; }
 
  private:
   cuda::CUevent take_event();

@@ -2,6 +2,10 @@
 
 namespace tapchannel {
 
+namespace {
+constexpr uint64_t kSettleLimit = 1000000000ULL;  // for a peer to hear of the close
+}
+
 MailboxCore::MailboxCore(std::unique_ptr<Port> port, std::vector<ControlBlock> blocks,
                          std::vector<std::vector<CellGeometry>> cells, size_t depth,
                          uint64_t slot_bytes, bool fill_released)
@@ -79,6 +83,7 @@ Verdict MailboxCore::open_pass(uint64_t step, uint64_t microbatches) {
     if (!lanes_[i].lost) continue;
     Verdict bad = Verdict::of(Fault::peer_lost, make_stamp(epoch_, step, 0));
     bad.lane = static_cast<int>(i);
+    bad.reason = lanes_[i].why;
     return bad;
   }
   step_ = step;
@@ -112,7 +117,7 @@ void MailboxCore::advance() {
     lane.block.consumer().credit.value.store(make_stamp(epoch_, step_, granted_),
                                              std::memory_order_release);
     record(lane.block.consumer_ring(), Step::grant, make_stamp(epoch_, step_, granted_), 0, 0);
-    ring(lane.block.consumer().bell);
+    tell(lane);
   }
   ring(credit_bell_);
 }
@@ -228,7 +233,7 @@ void MailboxCore::end_pass(const std::string& reason) {
     words.aborted.value.store(make_stamp(epoch_, step_, 0), std::memory_order_release);
     words.credit.value.store(0, std::memory_order_release);
     record(lane.block.consumer_ring(), Step::abort, make_stamp(epoch_, step_, 0), 0, 0);
-    ring(words.bell);
+    tell(lane);
   }
   open_ = false;
   received_.clear();
@@ -268,7 +273,7 @@ void MailboxCore::close() {
       lane.block.consumer().state.value.store(static_cast<uint64_t>(LaneState::closed),
                                               std::memory_order_release);
       record(lane.block.consumer_ring(), Step::close, 0, 0, 0);
-      ring(lane.block.consumer().bell);
+      tell(lane);
     }
   }
   stop_.store(true, std::memory_order_release);
@@ -276,6 +281,11 @@ void MailboxCore::close() {
   ring(credit_bell_);
   if (thread_.joinable()) thread_.join();
   std::lock_guard lock(mutex_);
+  for (auto& lane : lanes_)
+    if (lane.link) {
+      static_cast<void>(lane.link->settle(kSettleLimit));  // the peer is to hear of the close
+      lane.link->end();
+    }
   for (auto& lane : lanes_)
     for (int* fd : {&lane.socket, &lane.pidfd}) {
       if (*fd < 0) continue;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fork_guard.hpp"
+#include "lane_link.hpp"
 #include "port.hpp"
 #include "verdict.hpp"
 
@@ -74,8 +75,10 @@ class MailboxCore {
 
   enum class Admission : int { free = 0, taken = 1, not_fenced = 2, closed = 3 };
   Admission may_attach(size_t lane);
-  // A producer's life on this lane begins. Takes both descriptors over; pidfd may be -1.
-  Admission attach(size_t lane, int socket, int pidfd, bool same_process);
+  // A producer's life on this lane begins. Takes both descriptors over; pidfd may be -1. `link`:
+  // where its control block is another than ours.
+  Admission attach(size_t lane, int socket, int pidfd, bool same_process,
+                   std::shared_ptr<LaneLink> link);
   void revoke(size_t lane);  // ends an attach that did not go live
   LaneStatus lane_status(size_t lane);
 
@@ -98,6 +101,9 @@ class MailboxCore {
     int socket = -1, pidfd = -1;
     uint64_t attaches = 0;
     LaneCounters counters;
+    std::string why;                 // how the link ended, where one did
+    std::shared_ptr<LaneLink> link;  // last: it ends before its words go
+    bool rings() const { return !link || link->rings(); }
   };
   enum class Hold { held, dropped, releasing };
   struct LeaseRecord {
@@ -145,6 +151,7 @@ class MailboxCore {
   void poison(LeaseRecord& record);
   void give_back(uint64_t id, LeaseRecord& record);
   void store_lane_words(Lane& lane);
+  static void tell(Lane& lane);
   void monitor();
   bool tick(bool watch);
   void watch_lane(Lane& lane);

@@ -31,16 +31,27 @@ void MailboxCore::store_lane_words(Lane& lane) {
                            std::memory_order_release);
   words.open_pass.value.store(open_ ? make_stamp(epoch_, step_, microbatches_) : 0,
                               std::memory_order_release);
-  ring(words.bell);
+  tell(lane);
+}
+
+void MailboxCore::tell(Lane& lane) {
+  ring(lane.block.consumer().bell);
+  if (lane.link) lane.link->kick();
 }
 
 MailboxCore::Admission MailboxCore::may_attach(size_t index) {
   if (fork_.forked()) return Admission::closed;
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (closed_) return Admission::closed;
   Lane& lane = lanes_.at(index);
   watch_lane(lane);
   if (lane.attached) return Admission::taken;
+  if (std::shared_ptr<LaneLink> last = std::exchange(lane.link, nullptr)) {
+    lock.unlock();  // it may take its time
+    last->end();
+    lock.lock();
+    lane.clean = true;  // that was the fence
+  }
   if (!lane.ever || lane.clean || lane.same_process) return Admission::free;
   // The dead process's copies may still land. Its pidfd turns readable only after its files, the
   // GPU's among them, are closed.
@@ -49,7 +60,8 @@ MailboxCore::Admission MailboxCore::may_attach(size_t index) {
   return poll(&gone, 1, 0) == 1 ? Admission::free : Admission::not_fenced;
 }
 
-MailboxCore::Admission MailboxCore::attach(size_t index, int socket, int pidfd, bool same_process) {
+MailboxCore::Admission MailboxCore::attach(size_t index, int socket, int pidfd, bool same_process,
+                                           std::shared_ptr<LaneLink> link) {
   Admission admission = may_attach(index);
   if (admission != Admission::free) return admission;
   std::lock_guard lock(mutex_);
@@ -69,7 +81,10 @@ MailboxCore::Admission MailboxCore::attach(size_t index, int socket, int pidfd, 
   lane.lost = lane.clean = false;
   lane.same_process = same_process;
   ++lane.attaches;
+  lane.why.clear();
   ForkGuard::close_in_child(socket);
+  lane.link = std::move(link);
+  if (lane.link) lane.link->begin(lane.block, socket);
   store_lane_words(lane);
   record(lane.block.consumer_ring(), Step::attach, 0, 0, 0);
   ring(bell_);
@@ -84,6 +99,7 @@ void MailboxCore::revoke(size_t index) {
   if (!lane.attached) return;
   lane.attached = false;
   lane.clean = true;
+  if (lane.link) std::exchange(lane.link, nullptr)->end();
   ForkGuard::forget(lane.socket);
   ::close(lane.socket);
   lane.socket = -1;
@@ -115,6 +131,7 @@ void MailboxCore::watch_lane(Lane& lane) {
   lane.clean = lane.block.producer().state.value.load(std::memory_order_acquire) ==
                static_cast<uint64_t>(LaneState::closed);
   lane.lost = !lane.clean;
+  if (lane.lost && lane.link) lane.why = lane.link->failure();
   ForkGuard::forget(lane.socket);
   ::close(lane.socket);
   lane.socket = -1;

@@ -16,6 +16,7 @@ Verdict MailboxCore::lane_fault(Lane& lane, size_t index, uint64_t key) {
   bad.lane = static_cast<int>(index);
   if (lane.lost || lane.barred_pass == pass_of(key)) {
     bad.fault = Fault::peer_lost;
+    bad.reason = lane.why;
   } else if (lane.ever && !lane.attached) {
     bad.fault = Fault::peer_closed;
   }

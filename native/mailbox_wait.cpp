@@ -78,11 +78,13 @@ void MailboxCore::sleep_for(std::unique_lock<std::mutex>& lock, const Verdict& w
     lock.lock();
     return;
   }
-  ControlBlock& block = lanes_[static_cast<size_t>(want.lane)].block;
+  const Lane& lane = lanes_[static_cast<size_t>(want.lane)];
+  const ControlBlock& block = lane.block;
   auto slot = static_cast<size_t>(want.slot), cell = static_cast<size_t>(want.cell);
   bool announced = want.expected != 0;
+  bool silent = !lane.rings() || (announced && !port_->on_host());  // a GPU, a NIC ring no bell
   lock.unlock();
-  if (announced && !port_->on_host()) {  // a GPU rings no bell
+  if (silent) {
     sleep_ns(std::min(nap_ns, limit_ns));
     nap_ns = std::min(nap_ns * 2, kLongestNap);
   } else {

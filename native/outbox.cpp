@@ -25,6 +25,7 @@ OutboxCore::OutboxCore(ControlBlock block, std::unique_ptr<Transport> transport,
   words.heartbeat.value.store(now_ns(), std::memory_order_release);
   words.state.value.store(static_cast<uint64_t>(LaneState::attached), std::memory_order_release);
   record(block_.producer_ring(), Step::attach, 0, 0, 0);
+  transport_->begin(block_, socket_);
 }
 
 void OutboxCore::start(std::function<void()> on_retired) {
@@ -255,7 +256,8 @@ void OutboxCore::close() {
   // without a further fence.
   if (clean)
     words.state.value.store(static_cast<uint64_t>(LaneState::closed), std::memory_order_release);
-  ring(words.bell);
+  tell();
+  static_cast<void>(transport_->settle(kFinishLimit));
   if (clean) transport_.reset();  // unmaps the mailbox's memory
   ForkGuard::forget(socket_);
   ::close(socket_);

@@ -90,6 +90,7 @@ class OutboxCore {
   Verdict check_delivered();
   Verdict over(uint64_t key) const;
   bool credit_covers(uint64_t key) const;
+  void tell();
   void announce(const Pending& pending, size_t slot, uint64_t bytes);
   void send(const Pending& pending);
   void sent(const Pending& pending, bool in_call);

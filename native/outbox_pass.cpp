@@ -47,6 +47,7 @@ Verdict OutboxCore::open_pass(uint64_t step, uint64_t microbatches) {
   open_ = true;
   block_.producer().open_pass.value.store(make_stamp(epoch_, step_, microbatches),
                                           std::memory_order_release);
+  transport_->kick();
   record(block_.producer_ring(), Step::open_pass, make_stamp(epoch_, step_, microbatches), 0, 0);
   return {};
 }
@@ -84,7 +85,7 @@ void OutboxCore::abort_pass(uint64_t pass, const std::string& reason) {
   write_text(words.reason, reason);
   words.aborted[aborts_++ % kAbortsKept].value.store(word | 1, std::memory_order_release);
   record(block_.producer_ring(), Step::abort, word, 0, 0);
-  ring(words.bell);
+  tell();
   drop_queue([pass](uint64_t key) { return pass_of(key) == pass; });
 }
 

@@ -7,7 +7,8 @@
 namespace tapchannel {
 
 namespace {
-constexpr uint64_t kTick = 20000000ULL;  // 20 ms: heartbeat, peer watch
+constexpr uint64_t kTick = 20000000ULL;     // 20 ms: heartbeat, peer watch
+constexpr uint64_t kSilentTick = 50000ULL;  // 50 us, while a push waits for credit
 constexpr uint64_t kCopyTick =
     1000000ULL;  // 1 ms while copies are in flight: their sources are somebody's memory
 }  // namespace
@@ -37,10 +38,11 @@ void OutboxCore::send(const Pending& pending) {
   auto& events = block_.producer_ring();
   uint64_t bytes = pending.dropped ? 0 : push.source.rows * cell.row_bytes;
 
-  bool ahead = transport_->immediate();
+  bool ahead = transport_->announces_ahead();
   if (ahead) announce(pending, slot, bytes);
 
-  Place place{slot * slot_bytes_ + cell.offset + push.row_begin * cell.pitch, slot + push.cell};
+  Place place{slot * slot_bytes_ + cell.offset + push.row_begin * cell.pitch, slot + push.cell,
+              slot * cells_.size() + push.cell};
   if (pending.dropped)
     transport_->put_poison(place, push.source.rows, cell);
   else if (push.source.rows != 0 && cell.row_bytes != 0)
@@ -49,13 +51,20 @@ void OutboxCore::send(const Pending& pending) {
     transport_->forget(pending.token);
   record(events, Step::put, pending.key, push.cell, bytes);
 
-  transport_->stamp(block_.stamp(slot, push.cell), pending.key, place);
+  transport_->stamp({block_.stamp(slot, push.cell), pending.key, block_.announce(slot, push.cell)},
+                    place);
   record(events, Step::stamp, pending.key, push.cell, bytes);
   // Where put and stamp are only enqueued, the announce follows the enqueue: an announced key is
   // then one whose stamp is on its way, and a consumer of this very process may make its stream
   // wait without holding up our copy (DESIGN section 6, I6).
   if (!ahead) announce(pending, slot, bytes);
   ring(block_.producer().bell);
+}
+
+// The consumer may sleep on our bell, or have words of its own that ours are carried to.
+void OutboxCore::tell() {
+  ring(block_.producer().bell);
+  transport_->kick();
 }
 
 void OutboxCore::sent(const Pending& pending, bool in_call) {
@@ -195,6 +204,7 @@ void OutboxCore::watch_peer() {
     return;
   failure_ = Verdict::of(said_closed ? Fault::peer_closed : Fault::peer_lost);
   failure_.silent = seconds_since(peer.heartbeat.value.load(std::memory_order_acquire));
+  if (!said_closed) failure_.reason = transport_->failure();
   record(block_.producer_ring(), Step::lost, 0, 0, 0);
   reap();
   undelivered_ += queue_.size() + in_flight_.size() + (draining_ ? 1 : 0);
@@ -228,7 +238,9 @@ void OutboxCore::progress() {
     // Credit matters only while something waits for it: an idle thread is not woken by each grant.
     Bell& bell = idle ? idle_bell_ : peer.bell;
     uint32_t seen = idle ? queued : credit;
-    sleep_on(bell, copying ? kCopyTick : kTick, [&] {
+    uint64_t tick = copying ? kCopyTick : kTick;
+    if (!idle && !transport_->rings()) tick = kSilentTick;  // credit comes without a bell
+    sleep_on(bell, tick, [&] {
       return stop_.load(std::memory_order_acquire) ||
              bell.count.load(std::memory_order_seq_cst) != seen;
     });

@@ -39,10 +39,20 @@ struct CellGeometry {
   bool counts_rows = true;  // one column share of each row share counts the tap's rows
 };
 
-// Where a put goes, and its track: puts of one cell share a track, on which they keep their order.
+// Where a put goes; its track, which all puts of one cell share and on which they keep their order;
+// and which cell of which slot it is, counted through.
 struct Place {
   uint64_t offset = 0;
   size_t track = 0;
+  size_t cell = 0;
+};
+
+// What step 6 stores: the key, in the cell's stamp; where the consumer has its own control block,
+// the announce goes with it.
+struct Mark {
+  std::atomic<uint64_t>& stamp;
+  uint64_t key;
+  const Announce& announce;
 };
 
 class Transport {
@@ -60,7 +70,7 @@ class Transport {
   // Fills the cell with the dtype's poison pattern: the payload of a dropped tap.
   virtual void put_poison(const Place& to, size_t rows, const CellGeometry& cell) = 0;
   // Step 6: stores the stamp once everything put before has been performed at the consumer.
-  virtual void stamp(std::atomic<uint64_t>& word, uint64_t value, const Place& at) = 0;
+  virtual void stamp(const Mark& mark, const Place& at) = 0;
   // Asks the wire to say through performed() when all that was stamped so far has been performed.
   virtual void mark() = 0;
   // How many stamps are known to have been performed; their sources are free.
@@ -71,6 +81,16 @@ class Transport {
   virtual void enter_thread() {}
   // True when put returns only after the source has been read.
   virtual bool immediate() const = 0;
+  // True when the announce is to be written before the put (step 2). Where put and stamp are only
+  // enqueued on a GPU it follows them: see OutboxCore::send.
+  virtual bool announces_ahead() const = 0;
+
+  // What a transport needs whose two sides do not map one control block; see LaneLink.
+  virtual void begin(ControlBlock&, int /*socket*/) {}
+  virtual void kick() {}
+  virtual bool settle(uint64_t /*limit_ns*/) { return true; }
+  virtual bool rings() const { return true; }
+  virtual std::string failure() const { return {}; }
 };
 
 // shm: payload stores, then a release store of the stamp. Ordering rule: x86-64 and C++
@@ -96,15 +116,16 @@ class ShmTransport final : public Transport {
     for (size_t row = 0; row < rows; ++row)
       std::memset(arena_->base() + to.offset + row * cell.pitch, cell.poison_byte, cell.row_bytes);
   }
-  void stamp(std::atomic<uint64_t>& word, uint64_t value, const Place&) override {
+  void stamp(const Mark& mark, const Place&) override {
     finish_streaming();  // a release store alone does not order the streaming stores before it
-    word.store(value, std::memory_order_release);
+    mark.stamp.store(mark.key, std::memory_order_release);
     performed_.fetch_add(1, std::memory_order_release);
   }
   void mark() override {}
   uint64_t performed() const override { return performed_.load(std::memory_order_acquire); }
   bool finish(uint64_t) override { return true; }
   bool immediate() const override { return true; }
+  bool announces_ahead() const override { return true; }
 
  private:
   static constexpr size_t kStreamingRow = 512;

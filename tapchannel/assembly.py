@@ -11,6 +11,7 @@ from .descriptor import ID_BYTES, checked_plan
 from .memory import Device, Reservation, arena_bytes, keep_local, reserve
 from .plan import Lane, TapPlan
 from .settings import cell_geometry
+from .transport.base import LaneOffer, LaneServer, Serving, Transport
 from .transport.select import Served, serve
 
 
@@ -26,6 +27,8 @@ class Wanted:
     transport: str
     memory: str
     fill_released: bool
+    peer_timeout: float
+    listens: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,14 @@ class Assembled:
     core: _native.Mailbox
     served: Served
     reservation: Reservation
+    serving: Serving
+    servers: dict[str, LaneServer]
+
+    def offer(self, transport: Transport, lane: int) -> LaneOffer:
+        """Offer a lane by one of the transports served; see `LaneServer.offer`."""
+        if transport.name not in self.servers:
+            self.servers[transport.name] = transport.serve(self.serving)
+        return self.servers[transport.name].offer(lane)
 
     @property
     def refused(self) -> dict[str, str]:
@@ -52,7 +63,7 @@ def assemble(wanted: Wanted) -> Assembled:
     """
     plan, depth, lanes = wanted.plan, wanted.depth, wanted.lanes
     checked_plan(plan)
-    served = serve(wanted.device, wanted.transport)
+    served = serve(wanted.device, wanted.transport, wanted.listens)
     size = arena_bytes(plan, depth, len(lanes))
     arithmetic = (
         f"{depth} slots × {plan.slot_bytes} B + {len(lanes)} lanes × 4096 B = {size} B "
@@ -78,4 +89,6 @@ def assemble(wanted: Wanted) -> Assembled:
     )
     if reservation.memory == "ipc":
         keep_local(mailbox_id, reservation.arena)
-    return Assembled(mailbox_id, core, served, reservation)
+    cells = [len(lane.cells) for lane in lanes]
+    serving = Serving(reservation, core, depth, cells, wanted.peer_timeout)
+    return Assembled(mailbox_id, core, served, reservation, serving, {})

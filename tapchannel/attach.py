@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
-from . import _native, errors
 from .descriptor import (
     NONCE_BYTES,
     Challenge,
@@ -35,7 +34,7 @@ from .refusal import Refusal
 from .sockets import Descriptor, connect, other_user
 from .stores import Rendezvous
 from .targets import targets_of
-from .transport.base import Transport
+from .transport.base import Adopted, Adoption, Transport
 from .transport.select import TRANSPORTS, Asked, faster
 from .wire import CHALLENGE, HELLO, LIVE, OFFER, READY, REFUSAL, Fields, receive_frame, send_frame
 
@@ -53,6 +52,7 @@ class Request:
     claimed: tuple[str, ...] | None
     device: Device | None
     transport: str
+    peer_timeout: float
     secret: bytes | None = field(repr=False)
 
 
@@ -62,9 +62,7 @@ class Attachment:
 
     offer: Offer
     cells: tuple[Cell, ...]
-    arena: _native.Arena
-    wire: _native.Wire
-    block: _native.ControlBlock
+    adopted: Adopted
     transport: Transport
     refused: dict[str, str]
     device: Device
@@ -90,14 +88,14 @@ def attach(place: Rendezvous, request: Request, limit: float) -> Attachment:
         PlanMismatchError, AttachError, TransportUnavailable, UsageError: it refused, and said why.
     """
     checked_plan(request.plan)
-    asked = Asked.of(request.transport)
+    asked = Asked(request.transport)
     began = time.monotonic()
     last = "no mailbox has published its address yet"
     while True:
         try:
             addresses = place.lookup()
             if addresses is not None:
-                return _attempt(addresses[0], request, asked, began + limit)
+                return _attempt(addresses, request, asked, began + limit)
         except _Again as reason:
             # Our own deadline ends the last attempt: what an earlier one was told says more.
             if not (reason.ours and limit <= time.monotonic() - began and "refused" in last):
@@ -122,34 +120,62 @@ def attach(place: Rendezvous, request: Request, limit: float) -> Attachment:
         time.sleep(min(_RETRY_S, limit))
 
 
-def _attempt(address: str, request: Request, asked: Asked, deadline: float) -> Attachment:
+def _attempt(
+    addresses: Sequence[str], request: Request, asked: Asked, deadline: float
+) -> Attachment:
+    """Attach over the first address that somebody answers at: a Unix socket's comes first."""
     deadline = min(deadline, time.monotonic() + _ATTEMPT_S)
-    with ExitStack() as held:
+    unanswered: list[_Again] = []
+    for number, address in enumerate(addresses):
+        share = (deadline - time.monotonic()) / (len(addresses) - number)
         try:
-            link = held.enter_context(connect(address, deadline - time.monotonic()))
-            problem = other_user(link)
-            if problem is not None:
-                raise AttachError(
-                    "mailbox belongs to another user",
-                    reason=problem,
-                    next_step="run both sides as one user, or use a store that others cannot write",
-                )
-            attached = _handshake(link, request, asked, deadline)
-        except errors.TapChannelError:
-            raise
-        except (ConnectionError, FileNotFoundError, BlockingIOError) as error:
-            raise _Again(f"{address}: {error}") from error
-        except TimeoutError as error:
-            raise _Again(f"{address}: {error}", ours=True) from error
-        except OSError as error:
-            raise AttachError(
-                "mailbox's address cannot be used",
-                seen=address,
-                reason=str(error),
-                next_step="name a socket path that both sides may open",
-            ) from error
-        held.pop_all()
-        return attached
+            link = _dial(address, max(0.0, share))
+        except _Again as reason:
+            unanswered.append(reason)
+            continue
+        with ExitStack() as held:
+            held.enter_context(link)
+            try:
+                attached = _handshake(link, request, asked, deadline)
+            except TimeoutError as error:
+                raise _Again(f"{address}: {error}", ours=True) from error
+            except (ConnectionError, BlockingIOError) as error:
+                raise _Again(f"{address}: {error}") from error
+            except OSError as error:
+                raise _unusable(address, error) from error
+            held.pop_all()
+            return attached
+    told = "; ".join(map(str, unanswered))
+    raise _Again(told, ours=any(reason.ours for reason in unanswered))
+
+
+def _dial(address: str, limit: float) -> socket.socket:
+    try:
+        link = connect(address, limit)
+    except TimeoutError as error:
+        raise _Again(f"{address}: {error}", ours=True) from error
+    except (ConnectionError, FileNotFoundError, BlockingIOError) as error:
+        raise _Again(f"{address}: {error}") from error
+    except OSError as error:
+        raise _unusable(address, error) from error
+    problem = other_user(link)
+    if problem is None:
+        return link
+    link.close()
+    raise AttachError(
+        "mailbox belongs to another user",
+        reason=problem,
+        next_step="run both sides as one user, or use a store that others cannot write",
+    )
+
+
+def _unusable(address: str, error: OSError) -> AttachError:
+    return AttachError(
+        "mailbox's address cannot be used",
+        seen=address,
+        reason=str(error),
+        next_step="name a socket path that both sides may open",
+    )
 
 
 def _handshake(link: socket.socket, request: Request, asked: Asked, deadline: float) -> Attachment:
@@ -163,7 +189,8 @@ def _handshake(link: socket.socket, request: Request, asked: Asked, deadline: fl
             rank=request.rank,
             next_step="give both sides the same secret=",
         )
-    send_frame(link, HELLO, _hello(request, asked, challenge, nonce).body())
+    names = asked.names(link.family == socket.AF_UNIX)
+    send_frame(link, HELLO, _hello(request, names, challenge, nonce).body())
     fields, fds = receive_frame(link, deadline, (OFFER, REFUSAL))
     with ExitStack() as received:
         handles = [received.enter_context(Descriptor(fd)) for fd in fds]
@@ -173,17 +200,19 @@ def _handshake(link: socket.socket, request: Request, asked: Asked, deadline: fl
             proof(request.secret, "mailbox", challenge, nonce, request.rank), offer.proof
         ):
             raise AttachError("mailbox does not know the job secret", channel=request.name)
-        if offer.transport not in asked.names:
+        if offer.transport not in names:
             raise ProtocolError(
                 "mailbox offers a transport that was not asked for",
                 seen=repr(offer.transport),
-                expected=", ".join(asked.names),
+                expected=", ".join(names),
             )
         refused = faster({**offer.refused, **asked.refused}, offer.transport)
         return _map(link, request, deadline, challenge, offer, handles, refused)
 
 
-def _hello(request: Request, asked: Asked, challenge: Challenge, nonce: bytes) -> Hello:
+def _hello(
+    request: Request, names: tuple[str, ...], challenge: Challenge, nonce: bytes
+) -> Hello:
     secret = request.secret
     return Hello(
         request.name,
@@ -193,7 +222,7 @@ def _hello(request: Request, asked: Asked, challenge: Challenge, nonce: bytes) -
         nonce,
         request.plan.to_json(),
         request.claimed,
-        asked.names,
+        names,
         proof(secret, "outbox", challenge, nonce, request.rank) if secret else None,
     )
 
@@ -207,40 +236,35 @@ def _map(
     handles: Sequence[Descriptor],
     refused: dict[str, str],
 ) -> Attachment:
-    """Map what was offered, write the self-test, wait for "live"."""
-    if not handles:
-        raise ProtocolError("offer came without the control block's descriptor")
+    """Take what was offered, write the self-test, wait for "live"."""
     cells = _checked_cells(request, offer)
-    block = _adopt_block(handles[0], offer, len(cells), challenge.mailbox_id)
     transport = TRANSPORTS[offer.transport]
     device = Device(None) if offer.memory == "host" else request.device or Device.parse("cuda")
+    fds = [handle.take() for handle in handles]
+    limits = len(cells), request.peer_timeout
     try:
-        fds = [handle.take() for handle in handles[1:]]
-        adopted = transport.adopt(offer, fds, device, challenge.mailbox_id)
-        adopted.arena.write_probe(offer.probe_offset, offer.probe)
-    except errors.TapChannelError as error:
-        reply = Refusal(
-            type(error).__name__, "outbox cannot map the mailbox", str(error), "", False
-        )
-        send_frame(link, REFUSAL, reply.body())
+        adopted = transport.adopt(Adoption(offer, fds, device, challenge.mailbox_id, *limits))
+        try:
+            adopted.probe(offer.probe_offset, offer.probe)
+            send_frame(link, READY, adopted.ready)
+            _expect(link, deadline, request, (LIVE, REFUSAL))
+        except BaseException:
+            adopted.end()
+            raise
+    except TransportUnavailable as error:
+        _say_why(link, error)
         raise
-    send_frame(link, READY, {})
-    _expect(link, deadline, request, (LIVE, REFUSAL))
     link.settimeout(None)
-    return Attachment(
-        offer, cells, adopted.arena, adopted.wire, block, transport, refused, device, link
-    )
+    return Attachment(offer, cells, adopted, transport, refused, device, link)
 
 
-def _adopt_block(
-    handle: Descriptor, offer: Offer, cells: int, mailbox_id: bytes
-) -> _native.ControlBlock:
+def _say_why(link: socket.socket, error: TransportUnavailable) -> None:
+    what = "outbox cannot use what the mailbox offers"
+    refusal = Refusal("TransportUnavailable", what, str(error), "", False)
     try:
-        return _native.ControlBlock.adopt(handle.take(), offer.lane, offer.depth, cells, mailbox_id)
-    except (OSError, ValueError) as error:
-        raise ProtocolError(
-            "offered control block is not what it must be", detail=str(error)
-        ) from error
+        send_frame(link, REFUSAL, refusal.body())
+    except OSError:  # the mailbox refused first, and has gone
+        return
 
 
 def _checked_cells(request: Request, offer: Offer) -> tuple[Cell, ...]:

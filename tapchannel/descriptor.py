@@ -28,6 +28,9 @@ PROBE_STRIDE: Final = 4096
 MAX_PLAN_TEXT: Final = 1 << 19
 MAX_HOST: Final = 255
 MAX_DEPTH: Final = 4096
+MAX_WORKER: Final = 1 << 14
+MAX_KEY: Final = 1 << 12
+MAX_ADDRESS: Final = (1 << 64) - 1
 MEMORIES: Final = ("host", "vmm", "ipc", "local")
 
 
@@ -109,6 +112,44 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
+class Remote:
+    """How a peer of another host puts into this side's memory: its worker, regions and their keys.
+
+    An outbox has no arena: its address and its key are empty.
+    """
+
+    worker: bytes
+    block_address: int
+    block_key: bytes
+    arena_address: int = 0
+    arena_key: bytes = b""
+
+    def body(self) -> dict[str, object]:
+        """Give its fields of a frame's body."""
+        return {
+            "worker": self.worker.hex(),
+            "block_address": self.block_address,
+            "block_key": self.block_key.hex(),
+            "arena_address": self.arena_address,
+            "arena_key": self.arena_key.hex(),
+        }
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Remote:
+        """Check a peer's fields. What UCX itself wrote is UCX's to read: only its size is known."""
+        return cls(
+            fields.bounded_raw("worker", MAX_WORKER),
+            fields.integer("block_address", 0, MAX_ADDRESS),
+            fields.bounded_raw("block_key", MAX_KEY),
+            fields.integer("arena_address", 0, MAX_ADDRESS),
+            fields.bounded_raw("arena_key", MAX_KEY),
+        )
+
+
+_NOT_REMOTE: Final = Remote(b"", 0, b"")
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """Mailbox to outbox: the mailbox's memory, this lane's cells, the self-test to pass.
 
@@ -131,10 +172,12 @@ class Offer:
     probe_offset: int
     probe: bytes
     proof: bytes | None
+    remote: Remote | None = None
 
     def body(self) -> dict[str, object]:
         """Give the frame's body."""
         return {
+            **(self.remote or _NOT_REMOTE).body(),
             "transport": self.transport,
             "refused": refusal_pairs(self.refused),
             "lane": self.lane,
@@ -179,6 +222,7 @@ class Offer:
             probe_offset=fields.integer("probe_offset", 0, arena_bytes - PROBE_BYTES),
             probe=fields.raw("probe", PROBE_BYTES),
             proof=fields.optional_raw("proof", NONCE_BYTES),
+            remote=None if (remote := Remote.parse(fields)) == _NOT_REMOTE else remote,
         )
 
 

@@ -21,11 +21,12 @@ from .descriptor import (
     proof,
     proven,
 )
+from .errors import TransportUnavailable
 from .plan import Lane
 from .plan_check import mismatch_rows
 from .refusal import Refusal
 from .sockets import peer_pid, peer_pidfd
-from .transport.base import Transport
+from .transport.base import LaneOffer, Transport
 from .wire import CHALLENGE, HELLO, LIVE, OFFER, READY, REFUSAL, Fields, receive_frame, send_frame
 
 _FREE, _TAKEN, _NOT_FENCED, _CLOSED = range(4)
@@ -138,22 +139,45 @@ class Handshake:
         probe_offset = wanted.plan.arena_bytes(wanted.depth) + lane.index * PROBE_STRIDE
         probe = secrets.token_bytes(PROBE_BYTES)
         terms = _Terms(transport, refused, probe_offset, probe)
-        arena = self._offer(challenge, hello, lane, terms)
+        offered = self._offered(transport, lane)
+        try:
+            self._send_offer(challenge, hello, lane, terms, offered)
+            self._check_ready(terms, offered)
+            self._go_live(hello, lane, transport, offered)
+        except BaseException:
+            offered.end()
+            raise
+
+    def _offered(self, transport: Transport, lane: Lane) -> LaneOffer:
+        try:
+            return self._desk.made.offer(transport, lane.index)
+        except TransportUnavailable as error:
+            raise self._refused(
+                "TransportUnavailable", error.what, "", "", refused=error.refused
+            ) from error
+
+    def _check_ready(self, terms: _Terms, offered: LaneOffer) -> None:
         fields = self._receive(READY, REFUSAL)
         if fields.kind == REFUSAL:
             raise Refused(Refusal.parse(fields))
+        try:
+            offered.meet(fields)
+        except TransportUnavailable as error:
+            raise self._refused(
+                "TransportUnavailable", error.what, "", "", refused=error.refused
+            ) from error
         # A copy that was reported as done may still not have arrived: trust what is read back.
-        if arena.read_probe(probe_offset, PROBE_BYTES) != probe:
+        if offered.arena.read_probe(terms.probe_offset, PROBE_BYTES) != terms.probe:
             raise self._refused(
                 "TransportUnavailable",
                 "self-test of the mapped memory failed",
                 "the bytes that the outbox wrote did not arrive",
                 "copies between these two GPUs are broken: run tapchannel doctor",
             )
-        self._go_live(hello, lane, transport)
 
     def _pick(self, hello: Hello) -> tuple[Transport, dict[str, str]]:
-        transport, refused = self._desk.made.served.pick(hello.transports)
+        one_host = self._link.family == socket.AF_UNIX
+        transport, refused = self._desk.made.served.pick(hello.transports, one_host)
         if transport is not None:
             return transport, refused
         raise self._refused(
@@ -164,11 +188,13 @@ class Handshake:
             refused=refused,
         )
 
-    def _go_live(self, hello: Hello, lane: Lane, transport: Transport) -> None:
+    def _go_live(
+        self, hello: Hello, lane: Lane, transport: Transport, offered: LaneOffer
+    ) -> None:
         held, pidfd = os.dup(self._link.fileno()), peer_pidfd(self._link)
         # The kernel's word for the pid: the peer's own may be of another PID namespace.
         here = peer_pid(self._link) == os.getpid()
-        admission = self._core.attach(lane.index, held, pidfd, here)
+        admission = self._core.attach(lane.index, held, pidfd, here, offered.link)
         if admission != _FREE:
             for fd in (held, pidfd):
                 if fd >= 0:
@@ -181,13 +207,10 @@ class Handshake:
             self._core.revoke(lane.index)
             raise
 
-    def _offer(
-        self, challenge: Challenge, hello: Hello, lane: Lane, terms: _Terms
-    ) -> _native.Arena:
-        desk, reservation = self._desk, self._desk.made.reservation
-        secret = desk.secret
-        export = terms.transport.offer(reservation)
-        block_fd = self._core.block_fd(lane.index)
+    def _send_offer(
+        self, challenge: Challenge, hello: Hello, lane: Lane, terms: _Terms, offered: LaneOffer
+    ) -> None:
+        desk, secret = self._desk, self._desk.secret
         offer = Offer(
             transport=terms.transport.name,
             refused=terms.refused,
@@ -195,23 +218,23 @@ class Handshake:
             shards=tuple(cell.shard for cell in lane.cells),
             depth=desk.wanted.depth,
             slot_bytes=desk.wanted.plan.slot_bytes,
-            arena_bytes=reservation.bytes,
-            memory=export.memory,
-            device_uuid=export.device_uuid,
-            handle=export.handle,
+            arena_bytes=desk.made.reservation.bytes,
+            memory=offered.memory,
+            device_uuid=offered.device_uuid,
+            handle=offered.handle,
             drop_newest=desk.drop_newest,
             pid=os.getpid(),
             host=socket.gethostname()[:255],
             probe_offset=terms.probe_offset,
             probe=terms.probe,
             proof=proof(secret, "mailbox", challenge, hello.nonce, hello.rank) if secret else None,
+            remote=offered.remote,
         )
         try:
-            send_frame(self._link, OFFER, offer.body(), (block_fd, *export.fds))
+            send_frame(self._link, OFFER, offer.body(), offered.fds)
         finally:
-            for fd in (block_fd, *export.fds):
+            for fd in offered.fds:
                 os.close(fd)
-        return export.arena
 
     def _check_admission(self, lane: Lane, admission: int) -> None:
         peer = self._desk.peers.get(lane.index)

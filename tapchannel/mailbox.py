@@ -24,7 +24,15 @@ from .plan import Lane, Sources, TapPlan
 from .readiness import wait_ready
 from .reports import RawEvent, all_lane_facts, mailbox_events, mailbox_facts
 from .service import MailboxService
-from .settings import check_mode, checked_choice, checked_seconds, reading_stream, secret_bytes
+from .settings import (
+    PEER_TIMEOUT_S,
+    check_mode,
+    checked_choice,
+    checked_peer_timeout,
+    checked_seconds,
+    reading_stream,
+    secret_bytes,
+)
 from .stores import Rendezvous, own_address, rendezvous
 from .verdicts import Scene, error_from, finder, wire_finder
 
@@ -64,6 +72,8 @@ class Mailbox(lifetime.ClosesOnExit):
         ``allow_no_secret=True`` lets in anybody who reaches the port.
     memory
         GPU memory: ``"auto"``, ``"vmm"`` or ``"ipc"`` (see `info`).
+    peer_timeout
+        Between hosts: seconds without any answer after which a producer counts as lost.
 
     Raises:
         ConfigError: a setting is impossible, or the slots do not fit (with the arithmetic).
@@ -85,6 +95,7 @@ class Mailbox(lifetime.ClosesOnExit):
         transport: str = "auto",
         secret: str | bytes | None = None,
         memory: str = "auto",
+        peer_timeout: float = PEER_TIMEOUT_S,
         listen: str | None = None,
         allow_no_secret: bool = False,
     ) -> None:
@@ -99,7 +110,19 @@ class Mailbox(lifetime.ClosesOnExit):
         known = secret_bytes(secret)
         where = Device.parse(device)
         places = where_to_listen(own_address(store), listen, transport, known, allow_no_secret)
-        wanted = Wanted(name, plan, self._lanes, depth, where, transport, memory, self._check)
+        lost_after = checked_peer_timeout(peer_timeout)
+        wanted = Wanted(
+            name,
+            plan,
+            self._lanes,
+            depth,
+            where,
+            transport,
+            memory,
+            self._check,
+            lost_after,
+            bool(places.spots),
+        )
         self._made = assemble(wanted)
         self._core = self._made.core
         self._service = MailboxService(self._made, wanted, drop_newest, known, places)
@@ -274,6 +297,7 @@ class Mailbox(lifetime.ClosesOnExit):
         self._service.close()
         self._core.close()
         forget_local(self._made.mailbox_id)
+        self._made.servers.clear()
         self._made.reservation.arena.drop()
 
     def __repr__(self) -> str:

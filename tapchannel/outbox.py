@@ -20,10 +20,12 @@ from .passes import Pass, end_pass, in_print
 from .plan import Lane, TapPlan
 from .reports import RawEvent, outbox_facts
 from .settings import (
+    PEER_TIMEOUT_S,
     cell_geometry,
     check_mode,
     checked_choice,
     checked_claims,
+    checked_peer_timeout,
     checked_seconds,
     secret_bytes,
 )
@@ -63,6 +65,8 @@ class Outbox(lifetime.ClosesOnExit):
         and how long to wait for the mailbox (``timeout`` by default).
     queue_limit
         Pushes that may wait for credit; each keeps its tensor alive.
+    peer_timeout
+        Between hosts: seconds without any answer after which the mailbox counts as lost.
     secret
         Job secret; the mailbox must prove that it knows it, too.
 
@@ -86,6 +90,7 @@ class Outbox(lifetime.ClosesOnExit):
         attach_timeout: float | None = None,
         queue_limit: int = 256,
         transport: str = "auto",
+        peer_timeout: float = PEER_TIMEOUT_S,
         secret: str | bytes | None = None,
     ) -> None:
         checked_int("rank", rank, 0, MAX_RANK)
@@ -101,7 +106,10 @@ class Outbox(lifetime.ClosesOnExit):
         self._check = check_mode()
         here = None if device is None else Device.parse(device)
         known = secret_bytes(secret)
-        request = Request(name, plan, rank, checked_claims(taps), here, transport, known)
+        lost_after = checked_peer_timeout(peer_timeout)
+        request = Request(
+            name, plan, rank, checked_claims(taps), here, transport, lost_after, known
+        )
         self._attachment = attach(rendezvous(store, name), request, limit)
         self._start(plan, queue_limit)
         self._closed = False
@@ -115,8 +123,8 @@ class Outbox(lifetime.ClosesOnExit):
         attached = self._attachment
         lane = Lane(attached.offer.lane, self._rank, attached.cells)
         self._core = _native.Outbox(
-            attached.wire,
-            attached.block,
+            attached.adopted.wire,
+            attached.adopted.block,
             cell_geometry(lane, plan.max_rows),
             attached.offer.slot_bytes,
             attached.offer.drop_newest,
@@ -272,7 +280,7 @@ class Outbox(lifetime.ClosesOnExit):
             return
         self._closed = True
         self._core.close()
-        self._attachment.arena.drop()
+        self._attachment.adopted.end()
 
     def __exit__(
         self,

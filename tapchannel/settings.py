@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import torch
 
 _LONGEST_WAIT_S: Final = 86400.0
+# Silence, not slowness: as long as bytes move, a peer lives.
+PEER_TIMEOUT_S: Final = 7.0
+_LEAST_PEER_TIMEOUT_S: Final = 2.0
 _MIN_SECRET: Final = 8
 
 
@@ -48,6 +51,22 @@ def checked_seconds(name: str, value: object) -> float:
             expected=f"0 to {_LONGEST_WAIT_S:.0f} s",
         )
     return float(value)
+
+
+def checked_peer_timeout(value: object) -> float:
+    """Give back the seconds without an answer after which a peer of another host is lost.
+
+    Raises:
+        ConfigError: it is no number, less than a heartbeat takes, or endless.
+    """
+    seconds = checked_seconds("peer_timeout", value)
+    if seconds < _LEAST_PEER_TIMEOUT_S:
+        raise ConfigError(
+            "peer_timeout is shorter than two heartbeats",
+            seen=repr(value),
+            expected=f"at least {_LEAST_PEER_TIMEOUT_S:.0f} s",
+        )
+    return seconds
 
 
 def secret_bytes(secret: object) -> bytes | None:

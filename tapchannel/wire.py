@@ -60,6 +60,13 @@ class Fields:
             raise self._bad(name, f"{size} bytes as hexadecimal digits")
         return bytes.fromhex(value)
 
+    def bounded_raw(self, name: str, most: int) -> bytes:
+        """Take at most ``most`` bytes, written as hexadecimal digits."""
+        value = self._values.get(name)
+        if not isinstance(value, str) or not re.fullmatch(rf"([0-9a-f]{{2}}){{0,{most}}}", value):
+            raise self._bad(name, f"at most {most} bytes as hexadecimal digits")
+        return bytes.fromhex(value)
+
     def optional_raw(self, name: str, size: int) -> bytes | None:
         """Take exactly ``size`` bytes, or None where the field is empty."""
         return None if self._values.get(name) == "" else self.raw(name, size)

@@ -15,6 +15,8 @@ transport   payload, then stamp                     the reader
 shm         stores, then a release store            acquire load
 cuda_ipc    copy, then cuStreamWriteValue64 on the  cuStreamWaitValue64 GEQ on the lease's
             same stream (default fence)             stream, or an acquire load by a host thread
+ucx         puts, a flush completed at the target,  acquire load; the announce's key is awaited
+            then the puts of stamp and announce     with the stamp, they have no mutual order
 ==========  ======================================  ==========================================
 
 `tests/conformance` holds one suite that runs on every transport.
@@ -22,20 +24,34 @@ cuda_ipc    copy, then cuStreamWriteValue64 on the  cuStreamWaitValue64 GEQ on t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from .. import _native
-from ..descriptor import Offer
+from ..descriptor import Offer, Remote
+from ..errors import ProtocolError
 from ..memory import Device, Reservation
+from ..wire import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What a transport serves lanes from: the mailbox's memory, words and settings."""
+
+    reservation: Reservation
+    core: _native.Mailbox
+    depth: int
+    cells: Sequence[int]  # of each lane
+    peer_timeout: float
 
 
 @dataclass(frozen=True, slots=True)
 class LaneOffer:
     """How a lane's producer gets at the memory: what the offer says, and the descriptors beside it.
 
-    ``arena`` is where the bytes of the attach self-test must arrive.
+    ``arena`` is where the bytes of the attach self-test must arrive. ``meet`` takes what the outbox
+    answers; ``end`` undoes an offer that came to nothing.
     """
 
     memory: str
@@ -43,14 +59,50 @@ class LaneOffer:
     handle: bytes | None = None
     fds: Sequence[int] = ()
     device_uuid: bytes | None = None
+    remote: Remote | None = None
+    link: _native.UcxLink | None = None
+    meet: Callable[[Fields], None] = lambda ready: None
+    end: Callable[[], None] = lambda: None
+
+
+class LaneServer(Protocol):
+    """One transport of one mailbox, made when the first lane asks for it."""
+
+    def offer(self, lane: int) -> LaneOffer:
+        """Give what a lane's producer needs; its descriptors are the caller's.
+
+        Raises:
+            TransportUnavailable: it cannot be served after all; the text says why.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What an outbox was offered, and what it knows of itself."""
+
+    offer: Offer
+    fds: Sequence[int]
+    device: Device
+    mailbox_id: bytes
+    cells: int
+    peer_timeout: float
 
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A producer's end of a lane: the memory that it writes, and its copy engine or CPU for it."""
+    """A producer's end of a lane.
 
-    arena: _native.Arena
+    ``probe`` writes the self-test's bytes at an offset; ``ready`` is what the mailbox is answered;
+    ``facts`` are for `Outbox.info`; ``end`` lets go of the memory.
+    """
+
     wire: _native.Wire
+    block: _native.ControlBlock
+    probe: Callable[[int, bytes], None]
+    end: Callable[[], None]
+    ready: Mapping[str, object] = field(default_factory=dict[str, object])
+    facts: Callable[[], Mapping[str, object]] = dict[str, object]
 
 
 class Transport(Protocol):
@@ -58,6 +110,7 @@ class Transport(Protocol):
 
     name: str
     ordering: str
+    one_host: bool  # needs memory that both sides map: descriptors travel over a Unix socket only
 
     def refusal(self, device: Device) -> str | None:
         """Say why this transport cannot serve a mailbox on ``device``; None if it can."""
@@ -67,14 +120,32 @@ class Transport(Protocol):
         """Say why no outbox of this process can use this transport; None if one may."""
         ...
 
-    def offer(self, reservation: Reservation) -> LaneOffer:
-        """Give what a lane's producer needs (consumer); the descriptors are the caller's."""
+    def serve(self, serving: Serving) -> LaneServer:
+        """Begin to serve lanes of a mailbox (consumer)."""
         ...
 
-    def adopt(self, offer: Offer, fds: Sequence[int], device: Device, mailbox_id: bytes) -> Adopted:
-        """Map what was offered (producer). Takes the descriptors over, also when it fails.
+    def adopt(self, adoption: Adoption) -> Adopted:
+        """Take an offer (producer). Takes its descriptors over, also when it fails.
 
         Raises:
-            TransportUnavailable: it cannot be mapped from here; the text says why.
+            TransportUnavailable: it cannot be used from here; the text says why.
+            ProtocolError: the offer is not what it must be.
         """
         ...
+
+
+def adopt_block(fd: int, adoption: Adoption) -> _native.ControlBlock:
+    """Map an offered control block after checking its size, seals and header.
+
+    Raises:
+        ProtocolError: it is not what it must be.
+    """
+    offer = adoption.offer
+    try:
+        return _native.ControlBlock.adopt(
+            fd, offer.lane, offer.depth, adoption.cells, adoption.mailbox_id
+        )
+    except (OSError, ValueError) as error:
+        raise ProtocolError(
+            "offered control block is not what it must be", detail=str(error)
+        ) from error

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from .. import _native
 from ..descriptor import Offer
-from ..errors import DeviceError, TransportUnavailable
-from ..memory import Device, Reservation, local_arena
-from .base import Adopted, LaneOffer
+from ..errors import DeviceError, ProtocolError, TransportUnavailable
+from ..memory import Device, local_arena
+from .base import Adopted, Adoption, LaneOffer, LaneServer, Serving, adopt_block
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    serving: Serving
+
+    def offer(self, lane: int) -> LaneOffer:
+        """Give a descriptor (vmm) or a handle (ipc), and the GPU by its UUID, never its ordinal."""
+        reservation, block_fd = self.serving.reservation, self.serving.core.block_fd(lane)
+        arena, memory = reservation.arena, reservation.memory
+        ordinal = reservation.device.ordinal or 0
+        uuid = cast("bytes", _native.device_info(ordinal)["uuid"])
+        if memory == "vmm":
+            return LaneOffer(memory, arena, fds=(block_fd, arena.export_fd()), device_uuid=uuid)
+        handle = arena.export_handle()
+        return LaneOffer(memory, arena, handle=handle, fds=(block_fd,), device_uuid=uuid)
 
 
 class CudaIpc:
@@ -18,6 +35,7 @@ class CudaIpc:
 
     name = "cuda_ipc"
     ordering = "copy, then cuStreamWriteValue64 on the same stream (default system-scope fence)"
+    one_host = True
 
     def refusal(self, device: Device) -> str | None:
         """Refuse host memory, a machine without a driver, and GPUs without what the wire needs."""
@@ -38,20 +56,24 @@ class CudaIpc:
         status = _native.cuda_status()
         return None if status["available"] else str(status["refusal"])
 
-    def offer(self, reservation: Reservation) -> LaneOffer:
-        """Give a descriptor (vmm) or a handle (ipc), and the GPU by its UUID, never its ordinal."""
-        arena, memory = reservation.arena, reservation.memory
-        ordinal = reservation.device.ordinal or 0
-        uuid = cast("bytes", _native.device_info(ordinal)["uuid"])
-        if memory == "vmm":
-            return LaneOffer(memory, arena, fds=(arena.export_fd(),), device_uuid=uuid)
-        return LaneOffer(memory, arena, handle=arena.export_handle(), device_uuid=uuid)
+    def serve(self, serving: Serving) -> LaneServer:
+        """Begin to serve lanes."""
+        return _Server(serving)
 
-    def adopt(self, offer: Offer, fds: Sequence[int], device: Device, mailbox_id: bytes) -> Adopted:
+    def adopt(self, adoption: Adoption) -> Adopted:
         """Map the peer's allocation for this process's own GPU."""
-        local = local_arena(mailbox_id) if offer.memory == "ipc" else None
-        arena = local or _import(offer, fds, device)
-        return Adopted(arena, _native.Wire(arena))
+        offer, fds, device = adoption.offer, adoption.fds, adoption.device
+        if not fds:
+            raise ProtocolError("offer came without the control block's descriptor")
+        try:
+            block = adopt_block(fds[0], adoption)
+        except BaseException:
+            for fd in fds[1:]:
+                os.close(fd)
+            raise
+        local = local_arena(adoption.mailbox_id) if offer.memory == "ipc" else None
+        arena = local or _import(offer, fds[1:], device)
+        return Adopted(_native.Wire(arena), block, arena.write_probe, arena.drop)
 
 
 def _import(offer: Offer, fds: Sequence[int], device: Device) -> _native.Arena:

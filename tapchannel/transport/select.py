@@ -14,12 +14,16 @@ from ..memory import Device
 from .base import Transport
 from .cuda_ipc import CudaIpc
 from .shm import Shm
+from .ucx import Ucx
 
-_FASTEST_FIRST: Final[tuple[Transport, ...]] = (CudaIpc(), Shm())
+_FASTEST_FIRST: Final[tuple[Transport, ...]] = (CudaIpc(), Shm(), Ucx())
 TRANSPORTS: Final[Mapping[str, Transport]] = {
     transport.name: transport for transport in _FASTEST_FIRST
 }
 TRANSPORT_CHOICES: Final = ("auto", *TRANSPORTS)
+
+
+ANOTHER_HOST: Final = "the link is TCP, and memory is shared on one host only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,46 +33,66 @@ class Served:
     transports: tuple[Transport, ...]
     refused: Mapping[str, str]
 
-    def pick(self, asked: Sequence[str]) -> tuple[Transport | None, dict[str, str]]:
+    def pick(
+        self, asked: Sequence[str], one_host: bool
+    ) -> tuple[Transport | None, dict[str, str]]:
         """Give the first of the asked that is served, and the reason for each before it."""
         mine = {transport.name: transport for transport in self.transports}
         refused: dict[str, str] = {}
         for name in asked:
-            if name in mine:
+            if name in mine and (one_host or not mine[name].one_host):
                 return mine[name], refused
+            if name in mine:
+                refused[name] = ANOTHER_HOST
+                continue
             refused[name] = self.refused.get(name, "the mailbox does not know this transport")
         return None, refused
 
 
-@dataclass(slots=True)
 class Asked:
-    """The transports that are still to be tried, fastest first, and why the others are not."""
+    """The transports that an outbox may still ask for, and why it asks for no other.
 
-    names: tuple[str, ...]
-    refused: dict[str, str]
+    A transport between hosts is asked for where those of one host cannot be had: what it needs is
+    looked for then only.
 
-    @classmethod
-    def of(cls, wanted: str) -> Asked:
-        """Begin with all that an outbox of this process may use.
+    Raises:
+        ConfigError: there is no transport of that name.
+    """
+
+    def __init__(self, wanted: str) -> None:
+        _check_name(wanted)
+        self._wanted = tuple(TRANSPORTS) if wanted == "auto" else (wanted,)
+        self.refused: dict[str, str] = {}
+
+    def names(self, one_host: bool) -> tuple[str, ...]:
+        """Give what to ask for over a link of one host, or of two.
 
         Raises:
-            ConfigError: there is no transport of that name.
-            TransportUnavailable: none can be used from here; the text gives each reason.
+            TransportUnavailable: nothing is left; the text gives each reason.
         """
-        names, refused = _usable(wanted)
-        if not names:
-            raise TransportUnavailable("no transport can be used from here", refused=refused)
-        return cls(names, refused)
+        for near in (True, False):
+            left = [name for name in self._wanted if self._may_ask(name, near, one_host)]
+            if left:
+                return tuple(left)
+        raise TransportUnavailable("no transport reaches the mailbox", refused=self.refused)
 
     def without(self, refused: Mapping[str, str]) -> bool:
-        """Strike what was refused; tell whether anything new was, and something is left to try."""
-        left = tuple(name for name in self.names if name not in refused)
-        progress = len(left) < len(self.names)
-        self.names, self.refused = left, {**self.refused, **refused}
-        return progress and bool(left)
+        """Strike what was refused; tell whether anything new was."""
+        news = {name: reason for name, reason in refused.items() if name not in self.refused}
+        self.refused |= news
+        return any(name in self._wanted for name in news)
+
+    def _may_ask(self, name: str, near: bool, one_host: bool) -> bool:
+        transport = TRANSPORTS[name]
+        if name in self.refused or transport.one_host is not near:
+            return False
+        reason = ANOTHER_HOST if near and not one_host else transport.absence()
+        if reason is not None:
+            self.refused[name] = reason
+        return reason is None
 
 
-def serve(device: Device, wanted: str) -> Served:
+def serve(device: Device, wanted: str, listens: bool) -> Served:
     """Say what a mailbox on ``device`` serves; ``wanted`` names one transport or is ``"auto"``.
 
     Raises:
@@ -81,6 +105,9 @@ def serve(device: Device, wanted: str) -> Served:
     for name, transport in TRANSPORTS.items():
         if wanted not in ("auto", name):
             refused[name] = f"the mailbox was made with transport={wanted!r}"
+            continue
+        if wanted == "auto" and not transport.one_host and not listens:
+            refused[name] = "the mailbox listens on this host only: give it listen='tcp://…'"
             continue
         reason = transport.refusal(device)
         if reason is None:
@@ -103,11 +130,3 @@ def faster(refused: Mapping[str, str], name: str) -> dict[str, str]:
 def _check_name(wanted: str) -> None:
     if wanted not in TRANSPORT_CHOICES:
         raise ConfigError("transport is unknown", seen=repr(wanted), expected=TRANSPORT_CHOICES)
-
-
-def _usable(wanted: str) -> tuple[tuple[str, ...], dict[str, str]]:
-    _check_name(wanted)
-    names = tuple(TRANSPORTS) if wanted == "auto" else (wanted,)
-    absent = {name: TRANSPORTS[name].absence() for name in names}
-    refused = {name: reason for name, reason in absent.items() if reason is not None}
-    return tuple(name for name in names if name not in refused), refused

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 from .. import _native
-from ..descriptor import Offer
 from ..errors import TransportUnavailable
-from ..memory import Device, Reservation
-from .base import Adopted, LaneOffer
+from ..memory import Device
+from .base import Adopted, Adoption, LaneOffer, LaneServer, Serving, adopt_block
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    serving: Serving
+
+    def offer(self, lane: int) -> LaneOffer:
+        """Give descriptors of the lane's control block and of the memfd."""
+        arena, core = self.serving.reservation.arena, self.serving.core
+        return LaneOffer("host", arena, fds=(core.block_fd(lane), arena.export_fd()))
 
 
 class Shm:
@@ -17,6 +26,7 @@ class Shm:
 
     name = "shm"
     ordering = "payload stores, then a release store of the stamp (x86-64)"
+    one_host = True
 
     def refusal(self, device: Device) -> str | None:
         """Refuse GPUs: their memory is not this host's."""
@@ -28,26 +38,29 @@ class Shm:
         """Refuse nothing: every process has host memory."""
         return None
 
-    def offer(self, reservation: Reservation) -> LaneOffer:
-        """Give a descriptor of the memfd."""
-        arena = reservation.arena
-        return LaneOffer(reservation.memory, arena, fds=(arena.export_fd(),))
+    def serve(self, serving: Serving) -> LaneServer:
+        """Begin to serve lanes."""
+        return _Server(serving)
 
-    def adopt(self, offer: Offer, fds: Sequence[int], device: Device, mailbox_id: bytes) -> Adopted:
+    def adopt(self, adoption: Adoption) -> Adopted:
         """Map the memfd after its size and seals were checked."""
-        if len(fds) != 1 or offer.memory != "host":
+        offer, fds = adoption.offer, adoption.fds
+        if len(fds) != 2 or offer.memory != "host":
             for fd in fds:
                 os.close(fd)
             raise TransportUnavailable(
                 "offer cannot be mapped",
-                refused={
-                    "shm": f"{offer.memory} memory with {len(fds)} descriptors came, not one memfd"
-                },
+                refused={"shm": f"{offer.memory} memory came with {len(fds)} descriptors, not two"},
             )
         try:
-            arena = _native.Arena.adopt_host(fds[0], offer.arena_bytes)
+            block = adopt_block(fds[0], adoption)
+        except BaseException:
+            os.close(fds[1])
+            raise
+        try:
+            arena = _native.Arena.adopt_host(fds[1], offer.arena_bytes)
         except (OSError, ValueError) as error:
             raise TransportUnavailable(
                 "offered memory cannot be mapped", refused={"shm": str(error)}
             ) from error
-        return Adopted(arena, _native.Wire(arena))
+        return Adopted(_native.Wire(arena), block, arena.write_probe, arena.drop)

@@ -1,0 +1,101 @@
+// One connection over UCX: a worker of its own, one endpoint, and the thread that progresses both.
+//
+// UCX reports no silent cut and, on some transports, no death: every operation has a deadline here,
+// and an idle endpoint is probed by its owner's heartbeat.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "block.hpp"
+#include "fork_guard.hpp"
+#include "ucx_context.hpp"
+
+namespace tapchannel::ucx {
+
+class Endpoint {
+ public:
+  using Then = std::function<void()>;
+  // `limit_s`: how long an operation may stay without any progress before the peer counts as lost.
+  Endpoint(std::shared_ptr<Context> context, double limit_s);
+  virtual ~Endpoint();
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  const std::string& address() const { return address_; }
+  // Connects to a peer's worker, and takes the keys of its regions.
+  // Blocks:     never: what is put before the connection stands is sent once it does.
+  void connect(const std::string& peer_address, const Region& block, const Region& arena);
+  // Puts bytes into the peer's arena and waits until they are performed there.
+  // On failure: throws UcxError, also when `limit_s` ran out.
+  void write(uint64_t offset, const std::string& bytes, double limit_s);
+  std::string failure() const;
+  std::vector<std::string> transports() const;  // such as "tcp/eth0"
+  bool one_sided() const { return one_sided_.load(std::memory_order_acquire); }
+  void kick();
+  void end() noexcept;
+
+ protected:
+  enum class Target { block, arena };
+  void start();  // the thread; called once by the most derived constructor
+  // All below: with mutex_ held.
+  // A put's source must stay valid until `keep` goes, or until a later flush has ended.
+  void put(const void* from, size_t bytes, Target target, uint64_t offset,
+           std::shared_ptr<void> keep);
+  // Runs `then` once all that was put before has been performed at the peer; never after a failure.
+  void flush(Then then);
+  void fail(const std::string& reason);
+  bool usable() const { return ep_ != nullptr && failure_.empty(); }
+  size_t pending() const { return pending_; }
+
+  // Called by the thread, with mutex_ held, each time round.
+  virtual void look() {}
+  // Called by the thread, without mutex_: something may have arrived.
+  virtual void arrived() {}
+
+  ForkGuard fork_;
+  mutable std::mutex mutex_;
+  std::atomic<int> socket_{-1};  // ours; shut down on failure
+
+ private:
+  struct Keep;
+  struct Flush;
+  static void put_done(void* request, ucs_status_t status, void* user);
+  static void flush_done(void* request, ucs_status_t status, void* user);
+  static void peer_failed(void* user, ucp_ep_h ep, ucs_status_t status);
+  void make_worker();
+  void make_wakeup();
+  void watch(int fd) const;
+  void completed(ucs_status_t status);
+  void finish_flush(Flush* flush, ucs_status_t status);
+  void judge_deadline(bool moved);
+  void close_endpoint() noexcept;
+  void wait();
+  void run();
+  ucp_rkey_h unpack(const Region& region);
+  std::vector<std::string> query_transports();
+
+  std::shared_ptr<Context> context_;
+  std::string address_;
+  ucp_worker_h worker_ = nullptr;
+  ucp_ep_h ep_ = nullptr;
+  ucp_rkey_h keys_[2] = {nullptr, nullptr};
+  Region regions_[2];
+  std::vector<std::string> names_;
+  std::string failure_;
+  size_t pending_ = 0;
+  double limit_s_;
+  Patience patience_;
+  std::atomic<bool> one_sided_{false};
+  int worker_fd_ = -1, kick_fd_ = -1, poll_fd_ = -1;
+  std::atomic<bool> stop_{false};
+  std::mutex end_mutex_;
+  std::thread thread_;
+
+ protected:
+  void adopt_socket(int socket);  // duplicates it, and watches it for the peer's end
+};
+
+}  // namespace tapchannel::ucx
