@@ -134,6 +134,9 @@ NB_MODULE(_native, module) {
   module.def("layout", &layout, nb::sig("def layout() -> dict[str, int]"),
              "Offsets and constants of the control block, for the check at import.");
   module.def(
+      "block_bytes", [](size_t depth, size_t cells) { return BlockLayout{depth, cells}.bytes(); },
+      nb::arg("depth"), nb::arg("cells"), "The size of a lane's control block.");
+  module.def(
       "step_names",
       [] {
         return std::vector<std::string>{"",          "grant",      "announce", "claim",  "order",

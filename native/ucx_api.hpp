@@ -35,7 +35,7 @@ namespace tapchannel::ucx {
   X(ucp_worker_arm)                 \
   X(ucp_ep_create)                  \
   X(ucp_ep_close_nbx)               \
-  X(ucp_ep_query)                   \
+  X(ucp_ep_print_info)              \
   X(ucp_ep_flush_nbx)               \
   X(ucp_put_nbx)                    \
   X(ucp_request_check_status)       \

@@ -1,6 +1,5 @@
 #include "ucx_context.hpp"
 
-#include <cstdio>
 #include <cstdlib>
 
 namespace tapchannel::ucx {
@@ -46,16 +45,20 @@ Context::~Context() {
   if (handle_ != nullptr) api().ucp_cleanup(handle_);
 }
 
-std::string Context::describe() const {
+std::string printed(const std::function<void(FILE*)>& print) {
   char* text = nullptr;
   size_t bytes = 0;
   FILE* stream = open_memstream(&text, &bytes);
   if (stream == nullptr) return {};
-  api().ucp_context_print_info(handle_, stream);
+  print(stream);
   static_cast<void>(fclose(stream));
   std::string made(text, bytes);
   free(text);  // NOLINT(cppcoreguidelines-no-malloc): open_memstream's rule
   return made;
+}
+
+std::string Context::describe() const {
+  return printed([this](FILE* to) { api().ucp_context_print_info(handle_, to); });
 }
 
 Memory::Memory(std::shared_ptr<Context> context, void* address, size_t bytes, bool on_gpu,

@@ -1,11 +1,16 @@
 // A UCX context, and memory registered with it.
 #pragma once
 
+#include <cstdio>
+#include <functional>
 #include <memory>
 
 #include "ucx_api.hpp"
 
 namespace tapchannel::ucx {
+
+// What UCX prints of itself.
+std::string printed(const std::function<void(FILE*)>& print);
 
 // One context serves all lanes of a mailbox, or the one lane of an outbox. Each lane has a worker
 // of its own: ending it ends what the peer can still write (the fence of DESIGN 6b).

@@ -2,10 +2,14 @@
 Native core of tapchannel: control block, lanes, mailbox, CUDA driver loaded at run time.
 """
 
+from collections.abc import Sequence
 
 
 def layout() -> dict[str, int]:
     """Offsets and constants of the control block, for the check at import."""
+
+def block_bytes(depth: int, cells: int) -> int:
+    """The size of a lane's control block."""
 
 def step_names() -> list[str]:
     """Names of the flight recorder's steps, by number."""
@@ -142,6 +146,60 @@ class ControlBlock:
         The flight recorder of one side: (number, time_ns, key, bytes, step, cell), oldest first.
         """
 
+def ucx_load(preload: Sequence[str], path: str) -> str:
+    """Loads UCX, once per process, and gives its version."""
+
+class UcxMemory:
+    """Memory that a peer with its key may write."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def key(self) -> bytes: ...
+
+class UcxContext:
+    """One UCX context: its devices, its rules."""
+
+    def __init__(self, settings: Sequence[tuple[str, str]]) -> None: ...
+
+    def register(self, arena: Arena) -> UcxMemory: ...
+
+    def register_block(self, block: ControlBlock) -> UcxMemory:
+        """The block must outlive the link that this registration is given to."""
+
+    def describe(self) -> str:
+        """UCX's own list of its transports and devices."""
+
+class UcxLink:
+    """One end of a lane between hosts."""
+
+    def __init__(self, context: UcxContext, consumer: bool, block: UcxMemory, limit: float) -> None: ...
+
+    @property
+    def address(self) -> bytes: ...
+
+    def connect(self, address: bytes, block: tuple[int, int, bytes], arena: tuple[int, int, bytes]) -> None:
+        """Connects to a peer's worker; the regions are (address, bytes, key)."""
+
+    def write(self, offset: int, bytes: bytes, limit: float) -> None:
+        """
+        Puts bytes into the peer's arena and waits until they are performed there.
+        """
+
+    def transports(self) -> list[str]: ...
+
+    @property
+    def rings(self) -> bool: ...
+
+    @property
+    def failure(self) -> str: ...
+
+    def end(self) -> None: ...
+
+    def wire(self) -> Wire:
+        """The producer's transport over this link."""
+
 class Mailbox:
     """The consumer's core."""
 
@@ -183,10 +241,13 @@ class Mailbox:
     def may_attach(self, lane: int) -> int:
         """0 free, 1 taken, 2 not fenced yet, 3 closed."""
 
-    def attach(self, lane: int, socket: int, pidfd: int, same_process: bool) -> int:
+    def attach(self, lane: int, socket: int, pidfd: int, same_process: bool, link: UcxLink | None) -> int:
         """Takes both descriptors over when it returns 0."""
 
     def revoke(self, lane: int) -> None: ...
+
+    def register_block(self, lane: int, context: UcxContext) -> UcxMemory:
+        """Registers a lane's control block."""
 
     def lane_status(self, lane: int) -> dict[str, bool | int | float | None]: ...
 

@@ -210,9 +210,7 @@ def _handshake(link: socket.socket, request: Request, asked: Asked, deadline: fl
         return _map(link, request, deadline, challenge, offer, handles, refused)
 
 
-def _hello(
-    request: Request, names: tuple[str, ...], challenge: Challenge, nonce: bytes
-) -> Hello:
+def _hello(request: Request, names: tuple[str, ...], challenge: Challenge, nonce: bytes) -> Hello:
     secret = request.secret
     return Hello(
         request.name,

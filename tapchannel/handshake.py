@@ -188,9 +188,7 @@ class Handshake:
             refused=refused,
         )
 
-    def _go_live(
-        self, hello: Hello, lane: Lane, transport: Transport, offered: LaneOffer
-    ) -> None:
+    def _go_live(self, hello: Hello, lane: Lane, transport: Transport, offered: LaneOffer) -> None:
         held, pidfd = os.dup(self._link.fileno()), peer_pidfd(self._link)
         # The kernel's word for the pid: the peer's own may be of another PID namespace.
         here = peer_pid(self._link) == os.getpid()

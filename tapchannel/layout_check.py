@@ -10,7 +10,7 @@ from .keys import POISON_BIT, Key
 
 EXPECTED: Final[dict[str, int]] = {
     "magic": 0x314B4C4250415431,
-    "version": 1,
+    "version": 2,
     "header_bytes": 64,
     "announce_bytes": 128,
     "event_bytes": 32,

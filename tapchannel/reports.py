@@ -67,6 +67,7 @@ def outbox_facts(
         "depth": attached.offer.depth,
         "peer": {"pid": attached.offer.pid, "host": attached.offer.host},
         "mean_GB_per_s": counters["bytes"] / seconds / 1e9,
+        **attached.adopted.facts(),
         **counters,
     }
 

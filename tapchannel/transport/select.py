@@ -33,9 +33,7 @@ class Served:
     transports: tuple[Transport, ...]
     refused: Mapping[str, str]
 
-    def pick(
-        self, asked: Sequence[str], one_host: bool
-    ) -> tuple[Transport | None, dict[str, str]]:
+    def pick(self, asked: Sequence[str], one_host: bool) -> tuple[Transport | None, dict[str, str]]:
         """Give the first of the asked that is served, and the reason for each before it."""
         mine = {transport.name: transport for transport in self.transports}
         refused: dict[str, str] = {}

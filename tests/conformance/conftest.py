@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from support.channels import CUDA_IPC, CUDA_VMM, SHM, Maker, Wire
+from support.channels import CUDA_IPC, CUDA_VMM, SHM, UCX, Maker, Wire
 from support.children import Children
 from support.places import Apart, Here
 
 WIRES = [
     pytest.param(SHM, id="shm"),
+    pytest.param(UCX, id="ucx", marks=pytest.mark.ucx),
     pytest.param(CUDA_VMM, id="cuda_ipc-vmm", marks=pytest.mark.gpu),
     pytest.param(CUDA_IPC, id="cuda_ipc-ipc", marks=pytest.mark.gpu),
 ]

@@ -28,6 +28,7 @@ class Wire:
     transport: str
     device: str
     memory: str = "auto"
+    listen: str | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -36,6 +37,7 @@ class Wire:
 
 
 SHM = Wire("shm", "cpu")
+UCX = Wire("ucx", "cpu", listen="tcp://127.0.0.1")
 CUDA_VMM = Wire("cuda_ipc", "cuda:0", "vmm")
 CUDA_IPC = Wire("cuda_ipc", "cuda:0", "ipc")
 
@@ -99,6 +101,8 @@ class Maker:
                 sources,
                 device=self.wire.device,
                 memory=self.wire.memory,
+                transport=self.wire.transport,
+                listen=self.wire.listen,
                 store=self.store,
                 **options,
             )
@@ -106,6 +110,7 @@ class Maker:
             "timeout": LIMIT,
             "name": options["name"],
             "device": self.wire.device if self.wire.on_gpu else None,
+            "transport": self.wire.transport,
             "env": env,
             **(outbox or {}),
         }

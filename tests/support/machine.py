@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import ctypes.util
 import importlib.util
+import os
 from functools import cache
 from pathlib import Path
 
@@ -36,12 +38,13 @@ def _lacks_devices(wanted: int) -> str | None:
     return reason or f"needs {wanted} CUDA devices, {count} here"
 
 
+@cache
 def _lacks_ucx() -> str | None:
-    try:
-        ctypes.CDLL("libucp.so.0")
-    except OSError as error:
-        return f"no UCX library ({error})"
-    return None
+    # Not loaded here: it would stay, and a test's own copy would be the second one.
+    named = os.environ.get("TAPCHANNEL_UCX")
+    if named or importlib.util.find_spec("libucx") or ctypes.util.find_library("ucp"):
+        return None
+    return "no UCX library: no TAPCHANNEL_UCX, no libucx wheel, none of the system"
 
 
 def _lacks_rdma() -> str | None:

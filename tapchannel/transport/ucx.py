@@ -1,0 +1,145 @@
+"""ucx: to the mailbox of another host, by one-sided puts into memory that it has registered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+from .. import _native
+from ..descriptor import Remote
+from ..errors import ProtocolError, TransportUnavailable
+from ..memory import Device
+from ..rdma import rdma_devices
+from ..ucx_library import choose_ucx, loading
+from ..wire import Fields
+from .base import Adopted, Adoption, LaneOffer, LaneServer, Serving
+
+_PROBE_LIMIT_S: Final = 10.0
+
+
+def _context(needs_cuda: bool) -> _native.UcxContext:
+    """Load UCX, once a process, and make a context.
+
+    Raises:
+        TransportUnavailable: no library does for the job, or it does not start here.
+    """
+    choice = choose_ucx(bool(rdma_devices()), needs_cuda)
+    try:
+        with loading(choice) as plan:
+            _native.ucx_load(list(plan.preload), plan.libucp)
+            return _native.UcxContext([])
+    except RuntimeError as error:
+        raise _unavailable(str(error)) from error
+
+
+def _unavailable(reason: str) -> TransportUnavailable:
+    return TransportUnavailable("UCX cannot carry this lane", refused={"ucx": reason})
+
+
+@dataclass
+class _Server:
+    """The UCX side of one mailbox: a context, and the slots registered with it."""
+
+    serving: Serving
+    _blocks: list[_native.UcxMemory] = field(default_factory=list[_native.UcxMemory])
+
+    def __post_init__(self) -> None:
+        self.context = _context(self.serving.reservation.device.on_gpu)
+
+    @cached_property
+    def slots(self) -> _native.UcxMemory:
+        """The registered arena."""
+        return self.context.register(self.serving.reservation.arena)
+
+    def offer(self, lane: int) -> LaneOffer:
+        """Make this side's end of the link; its worker is what the outbox connects to."""
+        serving = self.serving
+        try:
+            block = serving.core.register_block(lane, self.context)
+            link = _native.UcxLink(self.context, True, block, serving.peer_timeout)
+            slots = self.slots
+        except RuntimeError as error:
+            raise _unavailable(str(error)) from error
+        remote = Remote(link.address, block.address, block.key, slots.address, slots.key)
+        size = _native.block_bytes(serving.depth, serving.cells[lane])
+
+        def meet(ready: Fields) -> None:
+            _meet(link, Remote.parse(ready), size)
+
+        arena, memory = serving.reservation.arena, serving.reservation.memory
+        return LaneOffer(memory, arena, remote=remote, link=link, meet=meet, end=link.end)
+
+
+def _meet(link: _native.UcxLink, outbox: Remote, block_bytes: int) -> None:
+    """Connect back to the outbox, whose control block takes this side's words."""
+    try:
+        block = (outbox.block_address, block_bytes, outbox.block_key)
+        link.connect(outbox.worker, block, (0, 0, b""))
+    except RuntimeError as error:
+        raise _unavailable(str(error)) from error
+
+
+class Ucx:
+    """Payload puts, a flush that completed at the target, then the puts of stamp and announce."""
+
+    name = "ucx"
+    ordering = "payload puts, a flush completed at the target, then the stamp's put"
+    one_host = False
+
+    def refusal(self, device: Device) -> str | None:
+        """Refuse where no UCX library does for the job."""
+        try:
+            choose_ucx(bool(rdma_devices()), device.on_gpu)
+        except TransportUnavailable as error:
+            return str(error)
+        return None
+
+    def absence(self) -> str | None:
+        """Refuse where no UCX library does for the job."""
+        return self.refusal(Device(None))
+
+    def serve(self, serving: Serving) -> LaneServer:
+        """Begin to serve lanes."""
+        return _Server(serving)
+
+    def adopt(self, adoption: Adoption) -> Adopted:
+        """Connect to the mailbox's worker; this side's control block is its own."""
+        offer, remote = adoption.offer, adoption.offer.remote
+        if adoption.fds or remote is None:
+            raise ProtocolError("mailbox offers ucx without saying where it puts its memory")
+        context = _context(offer.memory != "host")
+        try:
+            block = _native.ControlBlock.create(
+                "tapchannel:outbox", offer.lane, offer.depth, adoption.cells, adoption.mailbox_id
+            )
+            own = context.register_block(block)
+            link = _native.UcxLink(context, False, own, adoption.peer_timeout)
+            size = _native.block_bytes(offer.depth, adoption.cells)
+            link.connect(
+                remote.worker,
+                (remote.block_address, size, remote.block_key),
+                (remote.arena_address, offer.arena_bytes, remote.arena_key),
+            )
+        except RuntimeError as error:
+            raise _unavailable(str(error)) from error
+        return Adopted(
+            link.wire(),
+            block,
+            lambda offset, pattern: _probe(link, offset, pattern),
+            link.end,
+            Remote(link.address, own.address, own.key).body(),
+            lambda: _facts(link),
+        )
+
+
+def _probe(link: _native.UcxLink, offset: int, pattern: bytes) -> None:
+    try:
+        link.write(offset, pattern, _PROBE_LIMIT_S)
+    except RuntimeError as error:
+        raise _unavailable(f"the self-test's bytes were not taken: {error}") from error
+
+
+def _facts(link: _native.UcxLink) -> Mapping[str, object]:
+    return {"ucx_lanes": link.transports()}
