@@ -168,6 +168,13 @@ void bind_lanes(nb::class_<PyMailbox>& mailbox) {
       },
       nb::arg("lane"));
   mailbox.def(
+      "carried",
+      [](PyMailbox& self, double limit) {
+        nb::gil_scoped_release open;
+        return self.core->carried(static_cast<uint64_t>(limit * 1e9));
+      },
+      nb::arg("limit"), "Waits until each producer's control block says what this side's says.");
+  mailbox.def(
       "register_block",
       [](PyMailbox& self, size_t lane, const PyUcxContext& context) {
         return register_block(context, self.core->block(lane));

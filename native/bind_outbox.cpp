@@ -204,6 +204,13 @@ void bind_outbox(nb::module_& module) {
         return without_gil(self, [](OutboxCore& core) { return core.check(); });
       },
       nb::sig("def check(self) -> Verdict | None"));
+  outbox.def(
+      "carried",
+      [](PyOutbox& self, double limit) {
+        nb::gil_scoped_release open;
+        return self.core->carried(static_cast<uint64_t>(limit * 1e9));
+      },
+      nb::arg("limit"), "Waits until the consumer's control block says what this side's says.");
   outbox.def("counters", &counters, nb::sig("def counters(self) -> dict[str, int | float]"));
   outbox.def(
       "events",

@@ -106,6 +106,13 @@ void bind_link(nb::module_& module) {
   link.def("transports", [](const PyUcxLink& self) { return self.link->transports(); });
   link.def_prop_ro("rings", [](const PyUcxLink& self) { return self.link->rings(); });
   link.def_prop_ro("failure", [](const PyUcxLink& self) { return self.link->failure(); });
+  link.def(
+      "settle",
+      [](PyUcxLink& self, double limit) {
+        nb::gil_scoped_release open;
+        return self.link->settle(static_cast<uint64_t>(limit * 1e9));
+      },
+      nb::arg("limit"), "Waits until this side's words have been performed at the other side.");
   link.def("end", [](PyUcxLink& self) {
     nb::gil_scoped_release open;
     self.link->end();

@@ -81,6 +81,8 @@ class MailboxCore {
                    std::shared_ptr<LaneLink> link);
   void revoke(size_t lane);  // ends an attach that did not go live
   LaneStatus lane_status(size_t lane);
+  // Waits until what this side has said stands in every producer's own control block.
+  bool carried(uint64_t limit_ns);
 
   Verdict check();
   ControlBlock& block(size_t lane) { return lanes_.at(lane).block; }

@@ -106,6 +106,17 @@ void MailboxCore::revoke(size_t index) {
   record(lane.block.consumer_ring(), Step::close, 0, 0, 0);
 }
 
+bool MailboxCore::carried(uint64_t limit_ns) {
+  std::vector<std::shared_ptr<LaneLink>> links;
+  {
+    std::lock_guard lock(mutex_);
+    for (const Lane& lane : lanes_)
+      if (lane.attached && lane.link) links.push_back(lane.link);
+  }
+  return std::all_of(links.begin(), links.end(),
+                     [limit_ns](const auto& link) { return link->settle(limit_ns); });
+}
+
 LaneStatus MailboxCore::lane_status(size_t index) {
   if (fork_.forked()) return {};
   std::lock_guard lock(mutex_);

@@ -224,6 +224,11 @@ Verdict OutboxCore::flush(double timeout_s, const Interrupt::Ask& interrupted) {
   return bad;
 }
 
+bool OutboxCore::carried(uint64_t limit_ns) {
+  std::lock_guard lock(mutex_);
+  return !closed_ && transport_->settle(limit_ns);
+}
+
 OutboxCounters OutboxCore::counters() {
   if (fork_.forked()) return {};
   std::lock_guard lock(mutex_);

@@ -68,6 +68,8 @@ class OutboxCore {
   // go.
   void start(std::function<void()> on_retired);
   OutboxCounters counters();
+  // Waits until what this side has said stands in the consumer's own control block.
+  bool carried(uint64_t limit_ns);
   Verdict check();  // the lane's standing fault, if any
   ControlBlock& block() { return block_; }
 

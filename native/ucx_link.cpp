@@ -64,7 +64,6 @@ void Link::begin(ControlBlock& block, int socket) {
     block_ = &block;
     live_.store(true, std::memory_order_release);
     name_words();
-    beaten_at_ = now_ns();
     adopt_socket(socket);
     if (!usable()) shutdown(socket, SHUT_RDWR);
   }

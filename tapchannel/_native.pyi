@@ -195,6 +195,9 @@ class UcxLink:
     @property
     def failure(self) -> str: ...
 
+    def settle(self, limit: float) -> bool:
+        """Waits until this side's words have been performed at the other side."""
+
     def end(self) -> None: ...
 
     def wire(self) -> Wire:
@@ -246,6 +249,9 @@ class Mailbox:
 
     def revoke(self, lane: int) -> None: ...
 
+    def carried(self, limit: float) -> bool:
+        """Waits until each producer's control block says what this side's says."""
+
     def register_block(self, lane: int, context: UcxContext) -> UcxMemory:
         """Registers a lane's control block."""
 
@@ -280,6 +286,9 @@ class Outbox:
     def close(self) -> None: ...
 
     def check(self) -> Verdict | None: ...
+
+    def carried(self, limit: float) -> bool:
+        """Waits until the consumer's control block says what this side's says."""
 
     def counters(self) -> dict[str, int | float]: ...
 

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from . import _native
 from .assembly import Assembled, Wanted
@@ -29,6 +30,8 @@ from .sockets import peer_pid, peer_pidfd
 from .transport.base import LaneOffer, Transport
 from .wire import CHALLENGE, HELLO, LIVE, OFFER, READY, REFUSAL, Fields, receive_frame, send_frame
 
+# For the words of this life to stand in the control block of an outbox on another host.
+_SETTLE_LIMIT_S: Final = 5.0
 _FREE, _TAKEN, _NOT_FENCED, _CLOSED = range(4)
 
 
@@ -200,6 +203,8 @@ class Handshake:
         self._check_admission(lane, admission)
         self._desk.peers[lane.index] = Peer(hello.pid, hello.host, transport.name)
         try:
+            if offered.link is not None and not offered.link.settle(_SETTLE_LIMIT_S):
+                raise ConnectionError(f"the outbox does not take words: {offered.link.failure}")
             send_frame(self._link, LIVE, {})
         except OSError:
             self._core.revoke(lane.index)

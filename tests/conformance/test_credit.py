@@ -162,6 +162,7 @@ def test_a_source_modified_while_it_waits_for_credit_is_a_loud_error(channel_of:
                     with channel.mailbox.recv(0) as taps:
                         assert shows(taps, 0)
                     until(lambda: channel.producer.flush())  # ends by the error
+            channel.heard()
             channel.mailbox.recv(1)
     with channel.open_pass(2, 1):
         push(channel, 0)
@@ -183,6 +184,7 @@ def test_a_modified_source_ends_its_own_pass_though_its_producer_went_on(
                     with channel.mailbox.recv(0) as taps:
                         assert shows(taps, 0)
                     until(lambda: channel.producer.flush())  # ends by the error
+            channel.heard()
             channel.mailbox.recv(1)
     with channel.open_pass(3, 1):
         push(channel, 0)

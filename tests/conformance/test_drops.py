@@ -29,6 +29,7 @@ def test_push_without_credit_is_dropped_and_counted(channel_of: Maker) -> None:
         with channel.mailbox.recv(0) as taps:
             assert taps.missing == frozenset()
         until(lambda: granted(channel.mailbox, 1) == 2)
+        channel.heard()
         push(channel, 1, "kept")
         with channel.mailbox.recv(1) as taps:
             assert taps.missing == {"lost"}
@@ -39,6 +40,7 @@ def test_push_without_credit_is_dropped_and_counted(channel_of: Maker) -> None:
             assert taps["lost"].isnan().all()
             assert taps["pair"].shape == (3, 8)
         until(lambda: granted(channel.mailbox, 1) == 3)
+        channel.heard()
         push(channel, 2, "kept", "lost")
         with channel.mailbox.recv(2) as taps:
             assert taps.missing == frozenset()

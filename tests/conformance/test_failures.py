@@ -115,6 +115,7 @@ def test_abort_by_the_consumer_ends_the_pass_of_its_producers(channel_of: Maker)
             with channel.mailbox.recv(0):
                 pass
             channel.mailbox.abort("loss is not finite")
+            channel.heard()
             with pytest.raises(UsageError, match="no pass"):
                 channel.mailbox.recv(1)
             push(channel, 3)
@@ -151,6 +152,7 @@ def test_nothing_of_a_pass_that_a_producer_aborted_is_received(channel_of: Maker
             for producer in channel.producers.values():
                 producer.flush()
             channel.producers[9].abort("taken back")
+            channel.heard()
             channel.mailbox.recv(0)
     works(channel, 2)
 

@@ -36,6 +36,7 @@ def test_one_consumers_abort_leaves_the_other_alone(channel_of: Maker) -> None:
             with failing.open_pass(1, 2):
                 failing.producer.push(0, "tap", torch.ones(4, 8, dtype=torch.float16))
                 failing.mailbox.abort("this one only")
+                failing.heard()
                 failing.producer.push(1, "tap", torch.ones(4, 8, dtype=torch.float16))
         sound.producer.push(1, "tap", torch.full((4, 8), 2.0, dtype=torch.float16))
         for microbatch in range(2):

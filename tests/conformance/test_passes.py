@@ -57,6 +57,7 @@ def test_a_producer_in_a_pass_that_is_over_is_told(channel_of: Maker) -> None:
     channel = channel_of(PLAN, depth=1)
     with pytest.raises(ProtocolError, match="later pass"):
         with channel.mailbox.open_pass(3, 1), channel.producer.open_pass(2, 1):
+            channel.heard()
             push(channel, 0, 1)
     works(channel, 4)
 
@@ -107,6 +108,7 @@ def test_pass_numbers_reach_the_end_of_their_field(channel_of: Maker) -> None:
         with pytest.raises(ConfigError, match="range"):
             role.open_pass(MAX_STEP + 1, 1)
     channel.mailbox.reset()
+    channel.heard()
     works(channel, 0)
 
 
@@ -142,6 +144,7 @@ def test_reset_begins_a_new_epoch(channel_of: Maker) -> None:
             lease = channel.mailbox.recv(0)
             channel.mailbox.reset()
             channel.mailbox.open_pass(1, 1)
+            channel.heard()
             push(channel, 1, 4)
     assert channel.mailbox.epoch == channel.mailbox.info()["epoch"] == 2
     with channel.producer.open_pass(1, 1):
@@ -162,6 +165,7 @@ def test_a_producer_that_is_ahead_of_a_reset_is_told(channel_of: Maker) -> None:
         with channel.producer.open_pass(4, 2):
             push(channel, 0, 1)
             channel.mailbox.reset()
+            channel.heard()
             push(channel, 1, 1)
     works(channel, 1)
 
@@ -172,6 +176,7 @@ def test_epochs_reach_the_end_of_their_field_and_no_further(channel_of: Maker) -
     works(channel, 1)
     for _ in range(MAX_EPOCH - 1):
         channel.mailbox.reset()
+    channel.heard()
     assert channel.mailbox.epoch == MAX_EPOCH
     works(channel, MAX_STEP)
     with pytest.raises(UsageError, match="epoch"):

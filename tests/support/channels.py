@@ -12,7 +12,7 @@ from typing import Any
 
 from support import processes
 from support.places import Apart, Here, Producer
-from tapchannel import Mailbox, Shard, TapPlan
+from tapchannel import Mailbox, Outbox, Shard, TapPlan
 from tapchannel.telemetry import read_events
 
 LIMIT = 20.0  # seconds; no wait of a passing test comes near it
@@ -64,13 +64,25 @@ class Channel:
             sides.enter_context(self.mailbox.open_pass(step, microbatches))
             for producer in self.producers.values():
                 sides.enter_context(producer.open_pass(step, microbatches))
+            self.heard()
             yield
+
+    def heard(self) -> None:
+        """Wait until each side knows what the other has said: at once, but on a network."""
+        assert self.mailbox._core.carried(LIMIT)
+        for producer in self.producers.values():
+            assert producer.run(carried)
 
     def close(self) -> None:
         """Close every side."""
         for producer in self.producers.values():
             producer.close()
         self.mailbox.close()
+
+
+def carried(outbox: Outbox) -> bool:
+    """Wait until the mailbox knows what an outbox has said."""
+    return outbox._core.carried(LIMIT)
 
 
 class Maker:
@@ -108,6 +120,7 @@ class Maker:
             )
         producing = {
             "timeout": LIMIT,
+            "attach_timeout": LIMIT,
             "name": options["name"],
             "device": self.wire.device if self.wire.on_gpu else None,
             "transport": self.wire.transport,
