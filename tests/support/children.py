@@ -12,6 +12,8 @@
         producer.send()
     assert producer.result() == ...         # every child has ended by now
 
+``start(..., host=far)`` puts the child into one of the hosts that `support.hosts` makes.
+
 Leaving the block waits until each child that was not killed has ended, and raises what a child
 raised unless ``result`` or ``wait_for`` has raised it before. A crash on the way out, after the
 result, is an error too. An exception inside the block ends all children at once. Events, barriers
@@ -35,6 +37,8 @@ from typing import Any, NoReturn
 
 from support import link, processes
 from support.child_errors import ChildDied, ChildHung, ChildTraceback
+from support.host_entry import Entry
+from support.hosts import Host
 from support.link import Message
 
 STACKS_LIMIT = 2.0  # seconds that a hung child gets to say where it is
@@ -230,11 +234,13 @@ class Children:
         *args: Any,
         name: str | None = None,
         env: Mapping[str, str | None] | None = None,
+        host: Host | None = None,
         **kwargs: Any,
     ) -> Child:
         """Start ``function(link, *args, **kwargs)`` in a process of its own.
 
-        ``env`` sets variables for the child; None takes one away. What comes back is pickled:
+        ``env`` sets variables for the child; None takes one away. ``host`` is where it runs, this
+        machine's own network by default. What comes back is pickled:
         plain values, tensors as copies.
         """
         if threading.current_thread() is not threading.main_thread():
@@ -243,7 +249,15 @@ class Children:
         stacks_here, stacks_there = self.context.Pipe(duplex=False)
         process = self.context.Process(
             target=link.run,
-            args=(os.getpid(), there, stacks_there, function, args, kwargs),
+            args=(
+                host and Entry(host.name),
+                os.getpid(),
+                there,
+                stacks_there,
+                function,
+                args,
+                kwargs,
+            ),
             name=name or f"{function.__name__} {len(self._children)}",
         )
         with processes.environment(env or {}):

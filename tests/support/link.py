@@ -63,6 +63,7 @@ def _crossing(error: BaseException, text: str) -> Exception:
 
 
 def run(
+    place: None,
     parent: int,
     pipe: Connection,
     stacks: Connection,
@@ -70,7 +71,10 @@ def run(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    """Run the function in this, the child's, process and send what comes of it."""
+    """Run the function in this, the child's, process and send what comes of it.
+
+    ``place`` has done its work by now: it moved the process as it was unpickled.
+    """
     processes.end_with_parent(parent)
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno(), all_threads=True)
     try:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from support.child_errors import ChildTraceback
 from support.children import Child, Children
+from support.hosts import Host
 from support.link import Link
 
 
@@ -31,8 +32,10 @@ class Answer(NamedTuple):
 class Worker:
     """The test's hold on one such process."""
 
-    def __init__(self, children: Children, name: str | None = None) -> None:
-        self.child: Child = children.start(run_calls, name=name)
+    def __init__(
+        self, children: Children, name: str | None = None, host: Host | None = None
+    ) -> None:
+        self.child: Child = children.start(run_calls, name=name, host=host)
         self.busy = False
 
     @property
