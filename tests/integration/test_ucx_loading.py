@@ -17,6 +17,7 @@ import pytest
 
 from support.children import Children
 from support.link import Link
+from tapchannel.rdma import rdma_devices
 from tapchannel.ucx_candidates import UcxCandidate, candidates
 from tapchannel.ucx_library import LoadPlan, choose_ucx, loading, pick
 from tapchannel.ucx_probe import mapped_ucx
@@ -138,3 +139,12 @@ def test_log_goes_to_standard_error() -> None:
     )
     assert ended.stdout.split() == ["0", "0"]
     assert "UCX" in ended.stderr
+
+
+@pytest.mark.rdma
+def test_verbs_find_the_devices() -> None:
+    """Catches verbs that load but drive none of the devices, so that all goes over TCP."""
+    usable = {device.name for device in rdma_devices() if not device.refusal}
+    chosen = pick(candidates(), True, False).chosen
+    assert usable
+    assert set(chosen.verbs_devices) >= usable
