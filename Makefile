@@ -3,12 +3,13 @@
 #   make check    ruff, pyright, clang-format, clang-tidy, and whether the stub is current
 #   make bench    what shm reaches here, against memcpy and gloo
 #   make gpu      the GPU tests and the GPU bench; builds offline, on the machine's own torch
+#   make rdma     the tests on RDMA verbs, in an emulated guest with two Soft-RoCE devices; needs root
 #   make stub     write tapchannel/_native.pyi anew from the built module
 #   make mutants  break each invariant on purpose: its test must fail
 #   make format   put ruff's and clang-format's layout on every file
 #   make clean    remove what was built; .venv stays
 #
-# More arguments for demo, test, bench and gpu's tests: make test ARGS='-k abort'
+# More arguments for demo, test, bench, and the tests of gpu and rdma: make test ARGS='-k abort'
 
 PYTHON ?= python3
 ARGS ?=
@@ -22,7 +23,7 @@ STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m tapchannel._native
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check bench gpu stub mutants format clean
+.PHONY: help demo test check bench gpu rdma stub mutants format clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,2\}//p' Makefile
@@ -67,6 +68,10 @@ bench: $(VENV)/.built
 
 gpu:
 	$(PYTHON) tests/support/gpu_run.py $(ARGS)
+
+# Every test takes many times as long there. Only this folder: even to import the others takes minutes.
+rdma: $(VENV)/.built
+	tests/rdma/guest.sh $(BIN)/python -m pytest tests/rdma -m rdma --require rdma -o timeout=300 $(ARGS)
 
 stub: $(VENV)/.built
 	$(STUBGEN) -o tapchannel/_native.pyi

@@ -7,7 +7,6 @@ import ctypes.util
 import importlib.util
 import os
 from functools import cache
-from pathlib import Path
 
 CUDA_ERROR_NO_DEVICE = 100
 
@@ -48,10 +47,9 @@ def _lacks_ucx() -> str | None:
 
 
 def _lacks_rdma() -> str | None:
-    devices = Path("/sys/class/infiniband")
-    if devices.is_dir() and any(devices.iterdir()):
+    if os.environ.get("TAPCHANNEL_RDMA_GUEST") == "1":
         return None
-    return f"no RDMA device under {devices}"
+    return "no RDMA device: make rdma runs these in a guest that has two"
 
 
 def _lacks_megatron() -> str | None:
