@@ -80,4 +80,5 @@ def literal(host: str) -> IP | None:
 
 
 def _is_host(found: re.Match[str]) -> bool:
-    return found["six"] is None or literal(found["six"]) is not None
+    six = found["six"]
+    return six is None or (":" in six and literal(six) is not None)

@@ -56,12 +56,12 @@ class Listener:
 
     def stop(self) -> None:
         """Wake whoever accepts here; nobody is let in any more."""
-        _native.keep_in_child(self.link.fileno())
         with contextlib.suppress(OSError):  # it was down already
             self.link.shutdown(socket.SHUT_RDWR)  # wakes accept; close alone would not
 
     def close(self) -> None:
         """Close the socket, once nobody accepts on it."""
+        _native.keep_in_child(self.link.fileno())  # the number may soon be somebody else's
         self.link.close()
         # A successor may have taken the path over already: only our own file is ours to remove.
         if self._file is not None and file_id(self.addresses[0]) == self._file:
@@ -115,7 +115,6 @@ def open_all(places: Places) -> list[Listener]:
         opened += map(_open_network, places.spots)
     except BaseException:
         for listener in opened:
-            listener.stop()
             listener.close()
         raise
     return opened

@@ -710,6 +710,11 @@ def test_lease_outlives_its_closed_mailbox(tmp_path: Path) -> None:
         {"name": ""},
         {"secret": "short"},
         {"secret": 12345678},
+        {"listen": "eth0"},
+        {"listen": "tcp://*:0"},
+        {"listen": 7},
+        {"listen": "tcp://198.51.100.7"},
+        {"allow_no_secret": "yes"},
     ],
     ids=str,
 )

@@ -23,6 +23,7 @@ from support.link import Link
 from support.small_channel import LIMIT, NAME, SmallChannel, attach, refused, small_channel, states
 from tapchannel import Lease
 from tapchannel.errors import PeerLostError, TapChannelError
+from tapchannel.sockets import connect
 
 ROWS = torch.ones(5, 8)
 HUNG = 5  # seconds that a forked child may take
@@ -232,8 +233,8 @@ def test_child_does_not_keep_its_dead_parent_attached(tmp_path: Path) -> None:
 
 def _serve_fork_and_die(link: Link, folder: Path, release: Any) -> None:
     """Be a mailbox, fork a child that lives on, and wait to be killed."""
-    with small_channel(folder, ranks=()) as channel:
-        link.reach("listening", channel.mailbox.address)
+    with small_channel(folder, ranks=(), listen="tcp://127.0.0.1") as channel:
+        link.reach("listening", channel.mailbox.addresses)
         channel.mailbox.wait_ready(LIMIT)
         if os.fork() == 0:
             release.wait(LIMIT * 4)
@@ -247,10 +248,13 @@ def test_child_does_not_keep_its_dead_parent_s_mailbox_alive(tmp_path: Path) -> 
     with Children(limit=40) as children:
         release = children.context.Event()
         child = children.start(_serve_fork_and_die, tmp_path, release)
-        child.wait_for("listening")
+        addresses = child.wait_for("listening")
         outboxes = [attach(tmp_path, rank) for rank in (3, 7)]
         child.wait_for("forked")
         child.kill()
+        for address in addresses:
+            with pytest.raises(ConnectionError):
+                connect(address, LIMIT)
         for outbox in outboxes:
             with refused(PeerLostError, channel=NAME):
                 for step in range(1, 1000):  # until it is noticed
@@ -261,6 +265,18 @@ def test_child_does_not_keep_its_dead_parent_s_mailbox_alive(tmp_path: Path) -> 
         with small_channel(tmp_path) as second:
             second.carry()
         release.set()
+
+
+def test_child_keeps_what_took_over_a_closed_mailbox_s_numbers(tmp_path: Path) -> None:
+    """A child whose data files are closed since their numbers had once been the mailbox's."""
+    with small_channel(tmp_path, listen="tcp://127.0.0.1"):
+        pass
+    opened = [os.memfd_create("data") for _ in range(64)]
+    here = sorted(os.listdir("/proc/self/fd"), key=int)
+    there = in_fork(lambda: sorted(os.listdir("/proc/self/fd"), key=int))
+    for fd in opened:
+        os.close(fd)
+    assert set(map(str, opened)) <= set(here) & set(there)
 
 
 EXITS = textwrap.dedent(

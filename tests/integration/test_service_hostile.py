@@ -53,13 +53,26 @@ SOON = 0.2
 def channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallChannel]:
     """A channel that rank 7 has not attached to; afterwards it attaches, and a pass is carried."""
     monkeypatch.setattr(service, "HANDSHAKE_LIMIT_S", HANDSHAKE)
-    with small_channel(tmp_path, ranks=(3,)) as made:
+    with small_channel(tmp_path, ranks=(3,), listen="tcp://127.0.0.1") as made:
         attach(tmp_path, 7).close()  # a lane keeps its last peer's pidfd until the next one comes
         before = Footprint.at_rest()
         yield made
         assert before.grown() is None
         made.outboxes[7] = attach(tmp_path, 7)
         made.carry()
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def door(channel: SmallChannel, request: pytest.FixtureRequest) -> str:
+    """Give one of the mailbox's addresses: a stranger may come from this host or from another."""
+    found = [one for one in channel.mailbox.addresses if one.startswith(request.param)]
+    return found[0]
+
+
+def say_no_more(link: socket.socket) -> None:
+    """End this direction, unless the mailbox has ended the whole connection already."""
+    with contextlib.suppress(OSError):
+        link.shutdown(socket.SHUT_WR)
 
 
 def frame(kind: int, body: bytes, version: int = VERSION, length: int | None = None) -> bytes:
@@ -112,16 +125,16 @@ ATTACKS = {
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_bytes_of_a_stranger_are_refused(
-    channel: SmallChannel, caplog: pytest.LogCaptureFixture, attack: str
+    door: str, caplog: pytest.LogCaptureFixture, attack: str
 ) -> None:
     """Bytes that are believed: a size reserved, a thread that dies, a log that is written into."""
     tracemalloc.start()
     try:
-        with dial(channel.mailbox.address) as link:
+        with dial(door) as link:
             receive(link, CHALLENGE)
             with contextlib.suppress(ConnectionError):
                 link.sendall(ATTACKS[attack])
-                link.shutdown(socket.SHUT_WR)
+            say_no_more(link)
             assert ended(link)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -131,13 +144,13 @@ def test_bytes_of_a_stranger_are_refused(
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_pickle_is_never_loaded(channel: SmallChannel, tmp_path: Path, wrapped: bool) -> None:
+def test_pickle_is_never_loaded(door: str, tmp_path: Path, wrapped: bool) -> None:
     """A peer's pickle that runs in the mailbox's process."""
     evil = pickle.dumps(Marker(tmp_path / "owned"))
-    with dial(channel.mailbox.address) as link:
+    with dial(door) as link:
         receive(link, CHALLENGE)
         link.sendall(frame(HELLO, evil) if wrapped else evil)
-        link.shutdown(socket.SHUT_WR)
+        say_no_more(link)
         assert ended(link)
     assert pickle.loads(evil) is None  # it would have worked
     (tmp_path / "owned").rmdir()
@@ -165,11 +178,11 @@ JUNK: list[Any] = [
 
 @pytest.mark.parametrize("field", sorted(hello()))
 def test_junk_in_any_field_is_refused_or_taken_for_what_it_is(
-    channel: SmallChannel, caplog: pytest.LogCaptureFixture, field: str
+    door: str, caplog: pytest.LogCaptureFixture, field: str
 ) -> None:
     """A value that ends a handshake's thread by an error that nobody catches."""
     for junk in JUNK:
-        with dial(channel.mailbox.address) as link:
+        with dial(door) as link:
             receive(link, CHALLENGE)
             with contextlib.suppress(ConnectionError, TapChannelError):
                 send_frame(link, HELLO, hello(**{field: junk}))
@@ -197,38 +210,43 @@ def test_descriptors_of_a_stranger_are_closed(channel: SmallChannel, count: int)
     os.close(stuff)
 
 
-STAGES: dict[str, Callable[[HandmadeOutbox], object]] = {
+EARLY: dict[str, Callable[[HandmadeOutbox], object]] = {
     "at once": lambda peer: None,
     "in the hello's header": lambda peer: peer.link.sendall(frame(HELLO, body())[:5]),
     "in the hello's body": lambda peer: peer.link.sendall(frame(HELLO, body())[:50]),
     "after the hello": lambda peer: peer.link.sendall(frame(HELLO, body())),
+}
+STAGES: dict[str, Callable[[HandmadeOutbox], object]] = {
+    **EARLY,
     "after the offer": lambda peer: peer.ask(),
     "after the self-test": lambda peer: peer.write_probe(peer.ask()),
 }
+# The later stages need descriptors, which do not cross a network.
+STAGES_AT_DOORS = [*((stage, "unix") for stage in STAGES), *((stage, "tcp") for stage in EARLY)]
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_peer_that_hangs_up_leaves_nothing(channel: SmallChannel, stage: str) -> None:
+@pytest.mark.parametrize(("stage", "door"), STAGES_AT_DOORS, indirect=["door"])
+def test_peer_that_hangs_up_leaves_nothing(channel: SmallChannel, door: str, stage: str) -> None:
     """A lane that stays taken by, or a descriptor that stays open for, a peer that went away."""
     for _ in range(5):
-        with HandmadeOutbox(channel.mailbox.address) as peer:
+        with HandmadeOutbox(door) as peer:
             STAGES[stage](peer)
     assert states(channel.mailbox)[7] == "away"
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_peer_that_falls_silent_is_cut_off(channel: SmallChannel, stage: str) -> None:
+@pytest.mark.parametrize(("stage", "door"), STAGES_AT_DOORS, indirect=["door"])
+def test_peer_that_falls_silent_is_cut_off(door: str, stage: str) -> None:
     """A handshake without end: one such peer for each thread, and nobody gets in any more."""
-    with HandmadeOutbox(channel.mailbox.address) as peer:
+    with HandmadeOutbox(door) as peer:
         began = time.monotonic()
         STAGES[stage](peer)
         assert ended(peer.link)
         assert time.monotonic() - began < HANDSHAKE + 1
 
 
-def test_peer_that_drips_is_cut_off(channel: SmallChannel) -> None:
+def test_peer_that_drips_is_cut_off(door: str) -> None:
     """A deadline that every byte puts off."""
-    with dial(channel.mailbox.address) as link:
+    with dial(door) as link:
         began = time.monotonic()
         with pytest.raises(ConnectionError):
             for byte in frame(HELLO, body()):
@@ -237,9 +255,9 @@ def test_peer_that_drips_is_cut_off(channel: SmallChannel) -> None:
         assert time.monotonic() - began < HANDSHAKE + 1
 
 
-def test_crowd_of_silent_peers_is_bounded_and_passes(channel: SmallChannel, tmp_path: Path) -> None:
+def test_crowd_of_silent_peers_is_bounded_and_passes(door: str, tmp_path: Path) -> None:
     """A thread for each of a thousand silent peers; or an honest rank that is refused for good."""
-    crowd = [dial(channel.mailbox.address) for _ in range(service.MAX_HANDSHAKES + 10)]
+    crowd = [dial(door) for _ in range(service.MAX_HANDSHAKES + 10)]
     handshakes = [one for one in threading.enumerate() if one.name == "tapchannel-handshake"]
     assert len(handshakes) <= service.MAX_HANDSHAKES
     attach(tmp_path, 7).close()

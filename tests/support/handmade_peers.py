@@ -14,7 +14,7 @@ from pathlib import Path
 from support.small_channel import LIMIT, NAME, PLAN
 from tapchannel import _native
 from tapchannel.descriptor import Challenge, Hello, Offer
-from tapchannel.sockets import native_address
+from tapchannel.sockets import connect
 from tapchannel.wire import (
     CHALLENGE,
     HELLO,
@@ -32,10 +32,7 @@ NONCE = bytes(range(32))
 
 def dial(address: str) -> socket.socket:
     """Connect to a mailbox service."""
-    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    link.settimeout(LIMIT)
-    link.connect(native_address(address))
-    return link
+    return connect(address, LIMIT)
 
 
 def hello(**changes: object) -> dict[str, object]:

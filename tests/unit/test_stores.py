@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import urllib.parse
@@ -11,10 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tapchannel.endpoints import tcp_parts
 from tapchannel.errors import AttachError, ConfigError
 from tapchannel.layout import MAX_NAME
-from tapchannel.stores import MAX_ADDRESS, own_address, rendezvous
+from tapchannel.stores import MAX_ADDRESS, MAX_HOSTS, own_address, rendezvous
 
 ADDRESS = "unix:///tmp/tapchannel-1/mailbox.sock"
 QUICK = timedelta(seconds=5)
@@ -110,6 +114,37 @@ def test_mailbox_listens_where_the_caller_says_or_at_an_address_of_its_own(tmp_p
         assert place.lookup() == (address,)
 
 
+@pytest.mark.parametrize("make", MAKERS)
+def test_addresses_of_the_network_come_after_the_hosts_own(
+    make: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """An order that is lost: outboxes of one host that go over the network, or none at all."""
+    hosts = [f"tcp://10.0.0.{number}:47110" for number in range(MAX_HOSTS - 1)]
+    published = (ADDRESS, "tcp://[fd00::2]:65535", *hosts)
+    place = rendezvous(make(tmp_path), "draft")
+    place.publish(published)
+    assert place.lookup() == published
+    place.publish(published[:1])
+    assert place.lookup() == published[:1]
+
+
+def test_longest_entry_is_read(tmp_path: Path) -> None:
+    """A mailbox on a machine with many networks whose entry is too long for its readers."""
+    place = rendezvous(f"file://{tmp_path}", "draft")
+    longest = "tcp://[" + ":".join(["ffff"] * 8) + "]:65535"
+    published = ("unix:///" + "x" * (MAX_ADDRESS - 8), *[longest] * MAX_HOSTS)
+    place.publish(published)
+    assert place.lookup() == published
+
+
+def test_entry_without_hosts_is_this_hosts_own(tmp_path: Path) -> None:
+    """An entry that an older mailbox wrote, and that is refused for a field it does not know."""
+    place = rendezvous(f"file://{tmp_path}", "draft")
+    entry = {"version": 1, "address": ADDRESS}
+    (tmp_path / "draft.tapchannel").write_text(json.dumps(entry))
+    assert place.lookup() == (ADDRESS,)
+
+
 def test_publishing_leaves_nothing_half_written(tmp_path: Path) -> None:
     """A temporary file that stays behind and that a later lookup could take for an entry."""
     place = rendezvous(f"file://{tmp_path}", "draft")
@@ -136,6 +171,26 @@ def test_publishing_leaves_nothing_half_written(tmp_path: Path) -> None:
         json.dumps({"address": "unix:///" + "x" * MAX_ADDRESS}).encode(),
         b'{"address": "unix:///tmp/x"}' + b" " * 5000,
         b"[" * 4000,
+        *(
+            json.dumps({"address": ADDRESS, "hosts": hosts}).encode()
+            for hosts in (
+                None,
+                "tcp://10.0.0.1:1",
+                {"tcp://10.0.0.1:1": 1},
+                [None],
+                [["tcp://10.0.0.1:1"]],
+                [ADDRESS],
+                ["tcp://*:1"],
+                ["tcp://10.0.0.1"],
+                ["tcp://10.0.0.1:1-2"],
+                ["tcp://10.0.0.1:1", "tcp://10.0.0.1:70000"],
+                ["tcp://user@host:1"],
+                ["tcp://host:1\n"],
+                ["tcp://" + "x" * MAX_ADDRESS + ":1"],
+                ["tcp://10.0.0.1:1"] * (MAX_HOSTS + 1),
+            )
+        ),
+        b'{"hosts": ["tcp://10.0.0.1:1"]}',
     ],
 )
 @pytest.mark.parametrize("make", [hash_store, file_url])
@@ -155,6 +210,32 @@ def test_entry_of_another_hand_is_refused(
     assert raised.value.seen == place.describe()
     assert raised.value.reason
     assert raised.value.next_step
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=40),
+    lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=20,
+)
+HOSTS = st.lists(st.sampled_from(["tcp://a:1", "tcp://[::1]:2", "tcp://*:3", ADDRESS]) | JSON)
+ENTRIES = st.binary(max_size=200) | st.builds(
+    lambda fields: json.dumps(fields).encode(),
+    JSON
+    | st.fixed_dictionaries({"address": st.just(ADDRESS) | JSON}, optional={"hosts": HOSTS | JSON}),
+)
+
+
+@given(ENTRIES)
+def test_any_entry_is_addresses_or_refused(entry: bytes) -> None:
+    """Bytes in a store that come out as something else than checked addresses (I8)."""
+    store = dist.HashStore()
+    store.set("tapchannel/draft", entry)  # type: ignore[arg-type]
+    found: tuple[str, ...] = (ADDRESS,)
+    with contextlib.suppress(AttachError):
+        found = rendezvous(store, "draft").lookup() or ()
+    assert found[0].startswith(("unix:///", "unix://@"))
+    assert len(found) <= 1 + MAX_HOSTS
+    assert all(tcp_parts(host) for host in found[1:])
 
 
 @pytest.mark.parametrize(
