@@ -94,6 +94,8 @@ def error_from(verdict: _native.Verdict, scene: Scene, doing: str) -> TapChannel
         fields["reason"] = _printable(text) or None
     elif text:
         fields["detail"] = _printable(text)
+        if verdict.fault == "peer_lost":  # its link knows better than the rule
+            fields.pop("cause")
     return kind(
         f"{doing}: {what}", **{name: value for name, value in fields.items() if value is not None}
     )
