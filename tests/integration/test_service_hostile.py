@@ -18,6 +18,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallCh
     monkeypatch.setattr(service, "HANDSHAKE_LIMIT_S", HANDSHAKE)
     with small_channel(tmp_path, ranks=(3,), listen="tcp://127.0.0.1") as made:
         attach(tmp_path, 7).close()  # a lane keeps its last peer's pidfd until the next one comes
+        resource_tracker.ensure_running()  # the first child would start it, and it stays
         before = Footprint.at_rest()
         yield made
         assert before.grown() is None
