@@ -18,15 +18,26 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common import MIB, RESULTS, ROOT, Spread, facts, quantile, ratio_of, size_text, spread_of, table
+from common import (
+    MIB,
+    RESULTS,
+    ROOT,
+    Spread,
+    facts,
+    quantile,
+    ratio_of,
+    size_text,
+    spread_of,
+    table,
+)
 
 sys.path.insert(0, str(ROOT / "tests"))
 
 import ucx_roles
+
 from support.children import Child, Children
 from support.host_entry import enter
 from support.hosts import Host, hosts
-
 from tapchannel.ucx_library import choose_ucx
 
 SIZES = (64 * 1024, MIB, 8 * MIB, 64 * MIB)
@@ -177,7 +188,9 @@ def _report(sizes: list[dict[str, Any]], small: dict[str, Any]) -> str:
     rows = []
     for one in sizes:
         speeds = [one[way].text(2) for way in ("ucx_perftest", "push")]
-        rows.append([size_text(one["size"]), *speeds, f"{100 * one['of ucx_perftest'].median:.0f} %"])
+        rows.append(
+            [size_text(one["size"]), *speeds, f"{100 * one['of ucx_perftest'].median:.0f} %"]
+        )
     heads = ["message", "ucx_perftest GB/s", "push GB/s", "of ucx_perftest"]
     return (
         f"{table(heads, rows)}\n\n{size_text(SMALL)}, one way: {small['p50 us']:.0f} us "

@@ -103,6 +103,14 @@ void bind_link(nb::module_& module) {
       },
       nb::arg("offset"), nb::arg("bytes"), nb::arg("limit"),
       "Puts bytes into the peer's arena and waits until they are performed there.");
+  link.def(
+      "measure",
+      [](PyUcxLink& self, uint64_t offset, size_t bytes, size_t count, double limit) {
+        nb::gil_scoped_release open;
+        return self.link->measure(offset, bytes, count, limit);
+      },
+      nb::arg("offset"), nb::arg("bytes"), nb::arg("count"), nb::arg("limit"),
+      "Puts zeros into the peer's arena, several times over; gives the seconds.");
   link.def("transports", [](const PyUcxLink& self) { return self.link->transports(); });
   link.def_prop_ro("rings", [](const PyUcxLink& self) { return self.link->rings(); });
   link.def_prop_ro("failure", [](const PyUcxLink& self) { return self.link->failure(); });

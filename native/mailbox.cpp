@@ -165,35 +165,6 @@ std::vector<Holder> MailboxCore::holders() {
   return found;
 }
 
-// A recv with its rows named may run ahead of credit. The pass stays open until all of it is
-// granted: the credit word is the next pass's afterwards.
-Verdict MailboxCore::wait_granted(std::unique_lock<std::mutex>& lock, double timeout_s,
-                                  const Interrupt::Ask& interrupted) {
-  Patience patience(timeout_s);
-  Interrupt interrupt(interrupted);
-  while (true) {
-    patience.tick();
-    bool over = patience.over();
-    uint32_t before = credit_bell_.count.load(std::memory_order_seq_cst);
-    if (Verdict bad = standing()) return bad;
-    if (!open_) return Verdict::of(Fault::aborted_here);
-    if (granted_ == microbatches_) return {};
-    if (over) {
-      Verdict bad = Verdict::of(Fault::credit_timeout, make_stamp(epoch_, step_, granted_ + 1));
-      bad.holders = blockers(granted_, true);
-      bad.waited = patience.waited_s();
-      bad.limit = timeout_s;
-      return bad;
-    }
-    lock.unlock();
-    sleep_on(credit_bell_, 20000000ULL,
-             [&] { return credit_bell_.count.load(std::memory_order_seq_cst) != before; });
-    bool stop = interrupt.happened();
-    lock.lock();
-    if (stop) return Verdict::of(Fault::interrupted);
-  }
-}
-
 Verdict MailboxCore::close_pass(double timeout_s, const Interrupt::Ask& interrupted) {
   if (fork_.forked()) return Verdict::of(Fault::forked);
   std::unique_lock lock(mutex_);

@@ -198,11 +198,24 @@ void Endpoint::flush(Then then) {
 }
 
 void Endpoint::write(uint64_t offset, const std::string& bytes, double limit_s) {
-  auto source = std::make_shared<std::string>(bytes);
+  await_put(std::make_shared<std::string>(bytes), offset, 1, limit_s);
+}
+
+double Endpoint::measure(uint64_t offset, size_t bytes, size_t count, double limit_s) {
+  auto source = std::make_shared<std::string>(bytes, '\0');
+  await_put(source, offset, 1, limit_s);  // the first pays for the connection
+  uint64_t began = now_ns();
+  await_put(source, offset, count, limit_s);
+  return static_cast<double>(now_ns() - began) / 1e9;
+}
+
+void Endpoint::await_put(const std::shared_ptr<std::string>& source, uint64_t offset, size_t count,
+                         double limit_s) {
   auto done = std::make_shared<std::atomic<bool>>(false);
   {
     std::lock_guard lock(mutex_);
-    put(source->data(), source->size(), Target::arena, offset, source);
+    for (size_t i = 0; i < count; ++i)
+      put(source->data(), source->size(), Target::arena, offset, source);
     flush([done, source] { done->store(true, std::memory_order_release); });
   }
   kick();

@@ -31,6 +31,8 @@ class Endpoint {
   // Puts bytes into the peer's arena and waits until they are performed there.
   // On failure: throws UcxError, also when `limit_s` ran out.
   void write(uint64_t offset, const std::string& bytes, double limit_s);
+  // The same, `count` times over with one flush; gives the seconds.
+  double measure(uint64_t offset, size_t bytes, size_t count, double limit_s);
   std::string failure() const;
   std::vector<std::string> transports() const;  // such as "tcp/eth0"
   bool one_sided() const { return one_sided_.load(std::memory_order_acquire); }
@@ -69,6 +71,8 @@ class Endpoint {
   void make_wakeup();
   void watch(int fd) const;
   void completed(ucs_status_t status);
+  void await_put(const std::shared_ptr<std::string>& source, uint64_t offset, size_t count,
+                 double limit_s);
   void finish_flush(Flush* flush, ucs_status_t status);
   void judge_deadline(bool moved);
   void close_endpoint() noexcept;

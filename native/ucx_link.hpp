@@ -23,6 +23,7 @@ class Link final : public LaneLink, private Endpoint {
   ~Link() override;
   using Endpoint::address;
   using Endpoint::connect;
+  using Endpoint::measure;
   using Endpoint::transports;
   using Endpoint::write;
 

@@ -187,6 +187,11 @@ class UcxLink:
         Puts bytes into the peer's arena and waits until they are performed there.
         """
 
+    def measure(self, offset: int, bytes: int, count: int, limit: float) -> float:
+        """
+        Puts zeros into the peer's arena, several times over; gives the seconds.
+        """
+
     def transports(self) -> list[str]: ...
 
     @property

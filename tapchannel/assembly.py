@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import _native
-from .descriptor import ID_BYTES, checked_plan
+from .descriptor import ID_BYTES, PROBE_STRIDE, checked_plan
 from .memory import Device, Reservation, arena_bytes, keep_local, reserve
 from .plan import Lane, TapPlan
 from .settings import cell_geometry
@@ -66,7 +66,7 @@ def assemble(wanted: Wanted) -> Assembled:
     served = serve(wanted.device, wanted.transport, wanted.listens)
     size = arena_bytes(plan, depth, len(lanes))
     arithmetic = (
-        f"{depth} slots × {plan.slot_bytes} B + {len(lanes)} lanes × 4096 B = {size} B "
+        f"{depth} slots × {plan.slot_bytes} B + {len(lanes)} lanes × {PROBE_STRIDE} B = {size} B "
         f"({size / 2**30:.3f} GiB)"
     )
     # A memfd's name holds 200 bytes: what follows the channel's must not be cut off.

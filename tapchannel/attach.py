@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,6 +21,8 @@ from .descriptor import (
     proof,
     proven,
 )
+from .dialing import Again, dial, unusable
+from .error_text import printable
 from .errors import (
     AttachError,
     AttachTimeout,
@@ -31,13 +34,14 @@ from .errors import (
 from .memory import Device
 from .plan import Cell, TapPlan
 from .refusal import Refusal
-from .sockets import Descriptor, connect, other_user
+from .sockets import Descriptor
 from .stores import Rendezvous
 from .targets import targets_of
 from .transport.base import Adopted, Adoption, Transport
 from .transport.select import TRANSPORTS, Asked, faster
 from .wire import CHALLENGE, HELLO, LIVE, OFFER, READY, REFUSAL, Fields, receive_frame, send_frame
 
+log = logging.getLogger("tapchannel.attach")
 _RETRY_S: Final = 0.05
 _ATTEMPT_S: Final = 10.0
 
@@ -69,14 +73,6 @@ class Attachment:
     link: socket.socket
 
 
-class _Again(Exception):
-    """This attempt failed for a reason that time may mend; ``ours``: by our own deadline."""
-
-    def __init__(self, reason: str, *, ours: bool = False) -> None:
-        super().__init__(reason)
-        self.ours = ours
-
-
 def attach(place: Rendezvous, request: Request, limit: float) -> Attachment:
     """Find the mailbox and attach to it.
 
@@ -96,7 +92,7 @@ def attach(place: Rendezvous, request: Request, limit: float) -> Attachment:
             addresses = place.lookup()
             if addresses is not None:
                 return _attempt(addresses, request, asked, began + limit)
-        except _Again as reason:
+        except Again as reason:
             # Our own deadline ends the last attempt: what an earlier one was told says more.
             if not (reason.ours and limit <= time.monotonic() - began and "refused" in last):
                 last = str(reason)
@@ -125,12 +121,12 @@ def _attempt(
 ) -> Attachment:
     """Attach over the first address that somebody answers at: a Unix socket's comes first."""
     deadline = min(deadline, time.monotonic() + _ATTEMPT_S)
-    unanswered: list[_Again] = []
+    unanswered: list[Again] = []
     for number, address in enumerate(addresses):
         share = (deadline - time.monotonic()) / (len(addresses) - number)
         try:
-            link = _dial(address, max(0.0, share))
-        except _Again as reason:
+            link = dial(address, max(0.0, share))
+        except Again as reason:
             unanswered.append(reason)
             continue
         with ExitStack() as held:
@@ -138,44 +134,15 @@ def _attempt(
             try:
                 attached = _handshake(link, request, asked, deadline)
             except TimeoutError as error:
-                raise _Again(f"{address}: {error}", ours=True) from error
+                raise Again(f"{address}: {error}", ours=True) from error
             except (ConnectionError, BlockingIOError) as error:
-                raise _Again(f"{address}: {error}") from error
+                raise Again(f"{address}: {error}") from error
             except OSError as error:
-                raise _unusable(address, error) from error
+                raise unusable(address, error) from error
             held.pop_all()
             return attached
     told = "; ".join(map(str, unanswered))
-    raise _Again(told, ours=any(reason.ours for reason in unanswered))
-
-
-def _dial(address: str, limit: float) -> socket.socket:
-    try:
-        link = connect(address, limit)
-    except TimeoutError as error:
-        raise _Again(f"{address}: {error}", ours=True) from error
-    except (ConnectionError, FileNotFoundError, BlockingIOError) as error:
-        raise _Again(f"{address}: {error}") from error
-    except OSError as error:
-        raise _unusable(address, error) from error
-    problem = other_user(link)
-    if problem is None:
-        return link
-    link.close()
-    raise AttachError(
-        "mailbox belongs to another user",
-        reason=problem,
-        next_step="run both sides as one user, or use a store that others cannot write",
-    )
-
-
-def _unusable(address: str, error: OSError) -> AttachError:
-    return AttachError(
-        "mailbox's address cannot be used",
-        seen=address,
-        reason=str(error),
-        next_step="name a socket path that both sides may open",
-    )
+    raise Again(told, ours=any(reason.ours for reason in unanswered))
 
 
 def _handshake(link: socket.socket, request: Request, asked: Asked, deadline: float) -> Attachment:
@@ -253,7 +220,23 @@ def _map(
         _say_why(link, error)
         raise
     link.settimeout(None)
+    if adopted.slow:
+        _warn(request, offer, adopted, refused)
     return Attachment(offer, cells, adopted, transport, refused, device, link)
+
+
+def _warn(request: Request, offer: Offer, adopted: Adopted, refused: Mapping[str, str]) -> None:
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+    log.warning(
+        "channel %r: rank %d pushes to host %s by %s, measured at %.2f GB/s, since nothing faster "
+        "serves this pair (%s)",
+        request.name,
+        request.rank,
+        printable(offer.host),
+        adopted.slow,
+        adopted.measure(offer.probe_offset),
+        reasons or f"transport={request.transport!r} was asked for",
+    )
 
 
 def _say_why(link: socket.socket, error: TransportUnavailable) -> None:
@@ -297,5 +280,5 @@ def _raise_refusal(fields: Fields, request: Request) -> None:
         return
     refusal = Refusal.parse(fields)
     if refusal.again:
-        raise _Again(f"refused: {refusal.what}: {refusal.reason}")
+        raise Again(f"refused: {refusal.what}: {refusal.reason}")
     raise refusal.as_error(request.name, request.rank)

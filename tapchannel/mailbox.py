@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
-import weakref
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,19 +11,19 @@ from . import _native, lifetime
 from .arrivals import Shares
 from .assembly import Wanted, assemble
 from .descriptor import MAX_DEPTH
-from .errors import TapChannelError, UsageError
-from .keys import MAX_EPOCH, MAX_MICROBATCHES, MAX_STEP, Key, checked_int
+from .errors import UsageError
+from .keys import MAX_EPOCH, MAX_MICROBATCHES, Key, checked_int
 from .lease import Granted, Lease
 from .listening import where_to_listen
 from .memory import MEMORY_CHOICES, Device, forget_local
-from .passes import Pass, end_pass, in_print
+from .passes import Pass
 from .plan import Lane, Sources, TapPlan
 from .readiness import wait_ready
 from .reports import RawEvent, all_lane_facts, mailbox_events, mailbox_facts
+from .role import Role
 from .service import MailboxService
 from .settings import (
     PEER_TIMEOUT_S,
-    check_mode,
     checked_choice,
     checked_peer_timeout,
     checked_seconds,
@@ -34,14 +31,14 @@ from .settings import (
     secret_bytes,
 )
 from .stores import Rendezvous, own_address, rendezvous
-from .verdicts import Scene, error_from, finder, wire_finder
+from .verdicts import Scene, finder, wire_finder
 
 _TRY, _HOST, _STREAM = range(3)
 _MODES: Final = {"host": _HOST, "stream": _STREAM}
 _WHEN_FULL: Final = ("wait", "drop_newest")
 
 
-class Mailbox(lifetime.ClosesOnExit):
+class Mailbox(Role[_native.Mailbox]):
     """Receive the taps of a plan from its producers.
 
     Constructing it reserves the slots, listens, and publishes the address; it never waits for
@@ -103,34 +100,19 @@ class Mailbox(lifetime.ClosesOnExit):
         checked_choice("memory", memory, MEMORY_CHOICES)
         checked_int("depth", depth, 1, MAX_DEPTH)
         self._timeout = checked_seconds("timeout", timeout)
-        self._name, self._plan = name, plan
-        self._pid, self._check = os.getpid(), check_mode()
-        self._lanes = plan.lanes(sources)
+        super().__init__(name)
+        self._plan, self._lanes = plan, plan.lanes(sources)
         place = rendezvous(store, name)
         known = secret_bytes(secret)
         where = Device.parse(device)
         places = where_to_listen(own_address(store), listen, transport, known, allow_no_secret)
-        lost_after = checked_peer_timeout(peer_timeout)
-        wanted = Wanted(
-            name,
-            plan,
-            self._lanes,
-            depth,
-            where,
-            transport,
-            memory,
-            self._check,
-            lost_after,
-            bool(places.spots),
-        )
+        limits = self._check, checked_peer_timeout(peer_timeout), bool(places.spots)
+        wanted = Wanted(name, plan, self._lanes, depth, where, transport, memory, *limits)
         self._made = assemble(wanted)
         self._core = self._made.core
         self._service = MailboxService(self._made, wanted, drop_newest, known, places)
         self._shares = Shares(plan, self._lanes, wire_finder(self._service.peers))
         self._scene = Scene(name, depth, finder(self._lanes, self._service.peers), "producer")
-        self._last_error: str | None = None
-        self._began, self._step = time.monotonic(), 0
-        self._pass: weakref.ref[Pass] | None = None
         self._go_public(place)
 
     def _go_public(self, place: Rendezvous) -> None:
@@ -155,24 +137,10 @@ class Mailbox(lifetime.ClosesOnExit):
             PeerLostError: a producer died and has not attached again.
             TapChannelError: an earlier pass failed and was neither left nor aborted.
         """
-        checked_int("step", step, 0, MAX_STEP)
-        checked_int("microbatches", microbatches, 1, MAX_MICROBATCHES)
-        self._raise(self._core.open_pass(step, microbatches), f"open_pass({step})")
-        self._step = step
-        opened = Pass(step, microbatches, self._close_pass, self.abort)
-        self._pass = weakref.ref(opened)  # it refers to us: a cycle would keep closed memory
-        return opened
+        return self._open(step, microbatches)
 
     def _close_pass(self) -> None:
         self._raise(self._core.close_pass(self._timeout), f"closing pass {self._step}")
-
-    def abort(self, reason: object) -> None:
-        """End the open pass on both sides, or clear a failure; the next `open_pass` works.
-
-        Blocks:     never. Streams that wait for the pass go on and see the poison pattern.
-        """
-        self._core.abort(in_print(reason))
-        end_pass(self._pass)
 
     def reset(self) -> None:
         """Begin a new epoch: end the pass, count passes anew, let nothing of the old one match.
@@ -291,9 +259,8 @@ class Mailbox(lifetime.ClosesOnExit):
         Blocks:     for milliseconds.
         Ownership:  views that are alive keep the memory until they are gone.
         """
-        if self._closed or os.getpid() != self._pid:
+        if not self._may_close():
             return
-        self._closed = True
         self._service.close()
         self._core.close()
         forget_local(self._made.mailbox_id)
@@ -312,13 +279,3 @@ class Mailbox(lifetime.ClosesOnExit):
 
     def _status(self, lane: Lane) -> Mapping[str, object]:
         return self._core.lane_status(lane.index)
-
-    def _error(self, verdict: _native.Verdict, doing: str) -> TapChannelError:
-        error = error_from(verdict, self._scene, doing)
-        if verdict.fault != "would_block":
-            self._last_error = str(error)
-        return error
-
-    def _raise(self, verdict: _native.Verdict | None, doing: str) -> None:
-        if verdict is not None:
-            raise self._error(verdict, doing)

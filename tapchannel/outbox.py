@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
-import weakref
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -12,17 +9,17 @@ import torch
 
 from . import _native, lifetime
 from .attach import Request, attach
-from .errors import ConfigError, TapChannelError, UsageError
-from .keys import MAX_MICROBATCHES, MAX_STEP, checked_int
+from .errors import ConfigError, UsageError
+from .keys import checked_int
 from .lanes import MAX_RANK
 from .memory import Device
-from .passes import Pass, end_pass, in_print
+from .passes import Pass
 from .plan import Lane, TapPlan
 from .reports import RawEvent, outbox_facts
+from .role import Role
 from .settings import (
     PEER_TIMEOUT_S,
     cell_geometry,
-    check_mode,
     checked_choice,
     checked_claims,
     checked_peer_timeout,
@@ -42,10 +39,10 @@ from .targets import (
 )
 from .tensors import adopt, checksum, rows_of
 from .transport.select import TRANSPORT_CHOICES
-from .verdicts import error_from, outbox_scene
+from .verdicts import outbox_scene
 
 
-class Outbox(lifetime.ClosesOnExit):
+class Outbox(Role[_native.Outbox]):
     """Push the taps of one producer rank to a mailbox.
 
     Constructing it attaches: it waits for the mailbox at most ``attach_timeout`` seconds.
@@ -100,10 +97,8 @@ class Outbox(lifetime.ClosesOnExit):
         limit = (
             timeout if attach_timeout is None else checked_seconds("attach_timeout", attach_timeout)
         )
-        self._name = name
+        super().__init__(name)
         self._rank = rank
-        self._pid = os.getpid()
-        self._check = check_mode()
         here = None if device is None else Device.parse(device)
         known = secret_bytes(secret)
         lost_after = checked_peer_timeout(peer_timeout)
@@ -114,10 +109,6 @@ class Outbox(lifetime.ClosesOnExit):
         self._start(plan, queue_limit)
         self._closed = False
         lifetime.close_at_exit(self)
-        self._began = time.monotonic()
-        self._step = 0
-        self._pass: weakref.ref[Pass] | None = None
-        self._last_error: str | None = None
 
     def _start(self, plan: TapPlan, queue_limit: int) -> None:
         attached = self._attachment
@@ -147,21 +138,10 @@ class Outbox(lifetime.ClosesOnExit):
             UsageError: a pass is open, or ``step`` is not larger than the last one.
             TapChannelError: the lane failed earlier, or its peer is gone.
         """
-        checked_int("step", step, 0, MAX_STEP)
-        checked_int("microbatches", microbatches, 1, MAX_MICROBATCHES)
-        self._raise(self._core.open_pass(step, microbatches), f"open_pass({step})")
-        self._step = step
-        opened = Pass(step, microbatches, self._close_pass, self.abort)
-        self._pass = weakref.ref(opened)  # it refers to us: a cycle would keep closed memory
-        return opened
+        return self._open(step, microbatches)
 
     def _close_pass(self) -> None:
         self._raise(self._core.close_pass(), f"closing pass {self._step}")
-
-    def abort(self, reason: object) -> None:
-        """End the open pass on both sides, its queued pushes too; the next `open_pass` works."""
-        self._core.abort(in_print(reason))
-        end_pass(self._pass)
 
     # ---- pushing
 
@@ -276,9 +256,8 @@ class Outbox(lifetime.ClosesOnExit):
 
         Blocks:     until the copies in flight are done. Twice is fine.
         """
-        if self._closed or os.getpid() != self._pid:
+        if not self._may_close():
             return
-        self._closed = True
         self._core.close()
         self._attachment.adopted.end()
 
@@ -297,12 +276,3 @@ class Outbox(lifetime.ClosesOnExit):
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"by {self._attachment.transport.name}"
         return f"<Outbox {getattr(self, '_name', '?')!r}: {state}>"
-
-    def _error(self, verdict: _native.Verdict, doing: str) -> TapChannelError:
-        error = error_from(verdict, self._scene, doing)
-        self._last_error = str(error)
-        return error
-
-    def _raise(self, verdict: _native.Verdict | None, doing: str) -> None:
-        if verdict is not None:
-            raise self._error(verdict, doing)

@@ -94,7 +94,9 @@ class Adopted:
     """A producer's end of a lane.
 
     ``probe`` writes the self-test's bytes at an offset; ``ready`` is what the mailbox is answered;
-    ``facts`` are for `Outbox.info`; ``end`` lets go of the memory.
+    ``facts`` are for `Outbox.info`; ``end`` lets go of the memory. ``slow`` names a wire that is
+    not the fastest that hardware offers, whose GB/s ``measure`` finds by writing at an offset
+    PROBE_STRIDE bytes: nobody is to be slow without being told.
     """
 
     wire: _native.Wire
@@ -103,6 +105,8 @@ class Adopted:
     end: Callable[[], None]
     ready: Mapping[str, object] = field(default_factory=dict[str, object])
     facts: Callable[[], Mapping[str, object]] = dict[str, object]
+    slow: str = ""
+    measure: Callable[[int], float] = lambda offset: 0.0
 
 
 class Transport(Protocol):

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Final
 
 from .. import _native
-from ..descriptor import Remote
+from ..descriptor import PROBE_STRIDE, Remote
 from ..errors import ProtocolError, TransportUnavailable
 from ..memory import Device
 from ..rdma import rdma_devices
@@ -17,6 +17,7 @@ from ..wire import Fields
 from .base import Adopted, Adoption, LaneOffer, LaneServer, Serving
 
 _PROBE_LIMIT_S: Final = 10.0
+_MEASURED: Final = 32  # pages that a lane's speed is measured with: 2 MiB
 
 
 def _context(needs_cuda: bool) -> _native.UcxContext:
@@ -131,6 +132,8 @@ class Ucx:
             link.end,
             Remote(link.address, own.address, own.key).body(),
             lambda: _facts(link),
+            _slow(link),
+            lambda offset: _speed(link, offset),
         )
 
 
@@ -139,6 +142,20 @@ def _probe(link: _native.UcxLink, offset: int, pattern: bytes) -> None:
         link.write(offset, pattern, _PROBE_LIMIT_S)
     except RuntimeError as error:
         raise _unavailable(f"the self-test's bytes were not taken: {error}") from error
+
+
+def _slow(link: _native.UcxLink) -> str:
+    """Name the wire where it is TCP: RDMA would leave both sides' CPUs alone."""
+    tcp = [name for name in link.transports() if name.startswith("tcp/")]
+    return f"ucx over {', '.join(tcp)}" if tcp else ""
+
+
+def _speed(link: _native.UcxLink, offset: int) -> float:
+    try:
+        seconds = link.measure(offset, PROBE_STRIDE, _MEASURED, _PROBE_LIMIT_S)
+    except RuntimeError:  # the lane's own first push will say why
+        return 0.0
+    return PROBE_STRIDE * _MEASURED / seconds / 1e9
 
 
 def _facts(link: _native.UcxLink) -> Mapping[str, object]:

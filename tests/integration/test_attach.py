@@ -263,7 +263,7 @@ def test_wrong_secret_is_refused_and_never_told(
 
 def test_what_carries_the_secret_does_not_show_it() -> None:
     """A secret in the first debugger, or log of an object, that looks at a failed attach."""
-    request = Request(NAME, PLAN, 7, None, None, "auto", SECRET.encode())
+    request = Request(NAME, PLAN, 7, None, None, "auto", 7.0, SECRET.encode())
     assert SECRET not in repr(request)
     assert NAME in repr(request)
 

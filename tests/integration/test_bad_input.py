@@ -29,6 +29,7 @@ from support.small_channel import (
     tap_plan,
 )
 from tapchannel import Lease, Mailbox, Outbox, Shard, TapPlan, memory
+from tapchannel.descriptor import PROBE_STRIDE
 from tapchannel.errors import (
     ChannelClosed,
     ConfigError,
@@ -42,6 +43,7 @@ from tapchannel.errors import (
     WouldBlock,
 )
 from tapchannel.keys import MAX_MICROBATCHES, MAX_STEP, Key
+from tapchannel.transport.select import TRANSPORTS
 
 ROWS = torch.ones(5, WIDTH)
 OURS = here(channel=NAME, rank=7, lane=1)  # what an error of rank 7's outbox says of where it is
@@ -764,11 +766,15 @@ def test_mailbox_larger_than_the_device_says_the_arithmetic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine that swaps or kills, where one sentence would have shown the slip."""
-    size = 3 * PLAN.slot_bytes + 2 * 4096
+    size = 3 * PLAN.slot_bytes + 2 * PROBE_STRIDE
     monkeypatch.setattr(memory, "_available_host_bytes", lambda: size - 1)
     with refused(ConfigError, seen=..., expected=..., next_step=...) as caught:
         Mailbox(PLAN, SOURCES, depth=3, store=f"file://{tmp_path}", name=NAME)
-    for said in (f"3 slots × {PLAN.slot_bytes} B", f"2 lanes × 4096 B = {size} B", f"{size - 1} B"):
+    for said in (
+        f"3 slots × {PLAN.slot_bytes} B",
+        f"2 lanes × {PROBE_STRIDE} B = {size} B",
+        f"{size - 1} B",
+    ):
         assert said in str(caught[0])
     monkeypatch.undo()
     with small_channel(tmp_path, depth=3) as channel:
@@ -788,7 +794,7 @@ def test_gpu_that_is_not_there_is_refused_with_each_reason(tmp_path: Path) -> No
     place = {"store": f"file://{tmp_path}", "name": NAME}
     with refused(TransportUnavailable) as caught:
         Mailbox(PLAN, SOURCES, device="cuda:4000", **place)
-    assert caught[0].refused.keys() == {"cuda_ipc", "shm"}  # type: ignore[attr-defined]
+    assert caught[0].refused.keys() == set(TRANSPORTS)  # type: ignore[attr-defined]
     with refused(TransportUnavailable):
         Mailbox(PLAN, SOURCES, device="cpu", transport="cuda_ipc", **place)
 

@@ -33,6 +33,7 @@ from support.small_channel import (
     small_channel,
 )
 from tapchannel import Outbox
+from tapchannel.descriptor import PROBE_STRIDE
 from tapchannel.errors import AttachError, AttachTimeout, ProtocolError, TapChannelError
 from tapchannel.wire import CHALLENGE, HELLO, LIVE, OFFER, READY, REFUSAL, VERSION, send_frame
 
@@ -142,7 +143,7 @@ def open_memory(size: int) -> int:
     return fd
 
 
-SIZE = PLAN.arena_bytes(2) + 2 * 4096
+SIZE = PLAN.arena_bytes(2) + 2 * PROBE_STRIDE
 ALTERED: dict[str, tuple[dict[str, Any], Callable[[], list[int]]]] = {
     "no descriptors": ({}, list),
     "no arena": ({}, block_only),

@@ -14,6 +14,7 @@ from support.link import Link
 from support.machine import cuda_devices
 from support.small_channel import PLAN, descriptors
 from tapchannel import _native, memory
+from tapchannel.descriptor import PROBE_STRIDE
 from tapchannel.errors import ConfigError
 from tapchannel.memory import (
     Device,
@@ -24,7 +25,7 @@ from tapchannel.memory import (
     reserve_host,
 )
 
-ARITHMETIC = "2 slots × 100 B + 1 lanes × 4096 B = 4296 B (0.000 GiB)"
+ARITHMETIC = "2 slots × 100 B + 1 lanes × 65536 B = 65736 B (0.000 GiB)"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_current_device_is_the_default_gpu() -> None:
 
 def test_arena_holds_slots_and_a_page_for_each_lane() -> None:
     """A self-test at attach that writes into a slot."""
-    assert arena_bytes(PLAN, 3, 5) == 3 * PLAN.slot_bytes + 5 * 4096
+    assert arena_bytes(PLAN, 3, 5) == 3 * PLAN.slot_bytes + 5 * PROBE_STRIDE
 
 
 def test_host_memory_is_sealed_and_of_the_size_asked_for() -> None:
