@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,10 @@ from ..ucx_library import choose_ucx, loading
 from ..wire import Fields
 from .base import Adopted, Adoption, LaneOffer, LaneServer, Serving
 
+_SEGMENTS: Final = ("TCP_TX_SEG_SIZE", "TCP_RX_SEG_SIZE")
+_SETTINGS: Final = {**dict.fromkeys(_SEGMENTS, "256k"), "TCP_PUT_ENABLE": "n"}
+# Before 1.17, what ucp_config_modify says of a transport is not heard; its environment is.
+_CONFIG_REACHES_TCP: Final = (1, 17)
 _PROBE_LIMIT_S: Final = 10.0
 _MEASURED: Final = 32  # pages that a lane's speed is measured with: 2 MiB
 
@@ -26,13 +31,33 @@ def _context(needs_cuda: bool) -> _native.UcxContext:
     Raises:
         TransportUnavailable: no library does for the job, or it does not start here.
     """
-    choice = choose_ucx(bool(rdma_devices()), needs_cuda)
+    choice = choose_ucx(_has_rdma(), needs_cuda)
     try:
         with loading(choice) as plan:
-            _native.ucx_load(list(plan.preload), plan.libucp)
-            return _native.UcxContext([])
+            version = _native.ucx_load(list(plan.preload), plan.libucp)
+            return _native.UcxContext(_settings(version))
     except RuntimeError as error:
         raise _unavailable(str(error)) from error
+
+
+def _settings(version: str) -> list[tuple[str, str]]:
+    """Give the settings of UCX that are ours; those that the user has set stay.
+
+    Puts over TCP go in fragments: larger ones take a quarter of the CPU time. The zero-copy way
+    (RNDV_THRESH=inf, from 1.20 on) would be faster for the largest, but it writes on after the
+    consumer has closed its endpoint, which is what fences a dead peer.
+    """
+    kept = {name for name in _SETTINGS if f"UCX_{name}" in os.environ}
+    if kept & set(_SEGMENTS):  # the two must fit together: UCX refuses RX below TX
+        kept |= set(_SEGMENTS)
+    wanted = {name: value for name, value in _SETTINGS.items() if name not in kept}
+    if tuple(int(part) for part in version.split(".")[:2]) < _CONFIG_REACHES_TCP:
+        os.environ.update({f"UCX_{name}": value for name, value in wanted.items()})
+    return list(wanted.items())
+
+
+def _has_rdma() -> bool:
+    return any(not device.refusal for device in rdma_devices())
 
 
 def _unavailable(reason: str) -> TransportUnavailable:
@@ -92,7 +117,7 @@ class Ucx:
     def refusal(self, device: Device) -> str | None:
         """Refuse where no UCX library does for the job."""
         try:
-            choose_ucx(bool(rdma_devices()), device.on_gpu)
+            choose_ucx(_has_rdma(), device.on_gpu)
         except TransportUnavailable as error:
             return str(error)
         return None
