@@ -61,7 +61,7 @@ Wire over_arena(const Arena& arena) {
     }};
   if (!arena.device) throw std::invalid_argument("the memory was let go already");
   return {[device = arena.device](const ControlBlock& block) -> std::unique_ptr<Transport> {
-    return std::make_unique<CudaTransport>(device->device(), device, block);
+    return cuda_ipc_transport(device, block);
   }};
 }
 

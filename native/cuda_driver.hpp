@@ -238,6 +238,7 @@ static_assert(sizeof(CUDA_MEMCPY2D) == 128 && offsetof(CUDA_MEMCPY2D, dstXInByte
     CUstream stream)                                                                              \
   X(cuMemcpyHtoDAsync, 3020, CUdeviceptr target, const void* source, std::size_t bytes,           \
     CUstream stream)                                                                              \
+  X(cuMemcpyDtoHAsync, 3020, void* host, CUdeviceptr source, std::size_t bytes, CUstream stream)  \
   X(cuMemcpyDtoH, 3020, void* target, CUdeviceptr source, std::size_t bytes)                      \
   X(cuMemcpy2DAsync, 3020, const CUDA_MEMCPY2D* copy, CUstream stream)                            \
   X(cuMemsetD8Async, 3020, CUdeviceptr target, unsigned char byte, std::size_t bytes,             \

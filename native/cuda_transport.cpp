@@ -8,28 +8,24 @@ namespace {
 CUstream as_stream(uintptr_t handle) { return reinterpret_cast<CUstream>(handle); }
 }  // namespace
 
-CudaTransport::CudaTransport(Device device, std::shared_ptr<DeviceArena> arena,
-                             const ControlBlock& block)
+CudaTransport::CudaTransport(Device device, CopyTarget target, WordHome words)
     : device_(std::move(device)),
-      arena_(std::move(arena)),
-      block_base_(block.memory().base()),
-      registered_(device_, block.memory().base(), block.memory().bytes()),
-      performed_(device_, 4096) {
-  std::memset(performed_.host(), 0, 4096);
-  ContextGuard guard(device_);
-  for (CUstream& stream : streams_)
-    check(driver()->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
-}
+      target_(std::move(target)),
+      words_(std::move(words)),
+      streams_(std::make_unique<CopyStreams>(device_)) {}
 
 void CudaTransport::enter_thread() { relax_capture_on_this_thread(); }
 
 CudaTransport::~CudaTransport() {
   try {
     // Unmapping under a running copy would fault the whole context. Rather leak than that.
-    if (!finish(10000000000ULL)) new std::shared_ptr<DeviceArena>(arena_);
+    if (!finish(10000000000ULL)) {
+      new CopyTarget(target_);
+      new WordHome(words_);
+      static_cast<void>(streams_.release());
+    }
     ContextGuard guard(device_);
     for (CUevent event : events_) static_cast<void>(driver()->cuEventDestroy(event));
-    for (CUstream stream : streams_) static_cast<void>(driver()->cuStreamDestroy(stream));
   } catch (const std::exception&) {  // the driver is shutting down: nothing left to free
   }
 }
@@ -71,75 +67,35 @@ void CudaTransport::forget(Token token) {
 void CudaTransport::put(Token token, const Source& source, const Place& place,
                         const CellGeometry& cell) {
   ContextGuard guard(device_);
-  CUstream stream = stream_of(place);
+  CUstream stream = streams_->of(place.track);
   check(driver()->cuStreamWaitEvent(stream, static_cast<CUevent>(token), 0), "cuStreamWaitEvent");
   forget(token);
-  CUdeviceptr to = arena_->ptr() + place.offset;
-  auto from = reinterpret_cast<CUdeviceptr>(source.data);
-  bool flat = (source.pitch == cell.row_bytes && cell.pitch == cell.row_bytes) || source.rows == 1;
-  if (flat) {
-    check(driver()->cuMemcpyDtoDAsync(to, from, source.rows * cell.row_bytes, stream),
-          "cuMemcpyDtoDAsync");
-    return;
-  }
-  CUDA_MEMCPY2D copy{};
-  copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
-  copy.srcDevice = from;
-  copy.srcPitch = source.pitch;
-  copy.dstDevice = to;
-  copy.dstPitch = cell.pitch;
-  copy.WidthInBytes = cell.row_bytes;
-  copy.Height = source.rows;
-  check(driver()->cuMemcpy2DAsync(&copy, stream), "cuMemcpy2DAsync");
+  Rows from{reinterpret_cast<CUdeviceptr>(source.data), nullptr, source.pitch};
+  Rows to{target_.address + place.offset,
+          target_.host == nullptr ? nullptr : target_.host + place.offset, cell.pitch};
+  enqueue_rows(to, from, cell.row_bytes, source.rows, stream);
 }
 
 void CudaTransport::put_poison(const Place& to, size_t rows, const CellGeometry& cell) {
   if (rows == 0 || cell.row_bytes == 0) return;
   ContextGuard guard(device_);
-  check(driver()->cuMemsetD2D8Async(arena_->ptr() + to.offset, cell.pitch, cell.poison_byte,
-                                    cell.row_bytes, rows, stream_of(to)),
+  check(driver()->cuMemsetD2D8Async(target_.address + to.offset, cell.pitch, cell.poison_byte,
+                                    cell.row_bytes, rows, streams_->of(to.track)),
         "cuMemsetD2D8Async");
 }
 
 void CudaTransport::stamp(const Mark& mark, const Place& at) {
   ContextGuard guard(device_);
-  auto offset = static_cast<size_t>(reinterpret_cast<const uint8_t*>(&mark.stamp) - block_base_);
-  check(driver()->cuStreamWriteValue64(stream_of(at), registered_.device_pointer() + offset,
-                                       mark.key, CU_STREAM_WRITE_VALUE_DEFAULT),
-        "cuStreamWriteValue64");
-  std::lock_guard lock(mutex_);
-  ++stamped_;
+  streams_->write(at.track, words_.address + at.cell * sizeof(uint64_t), mark.key);
 }
 
-void CudaTransport::mark() {
-  std::lock_guard lock(mutex_);
-  if (marked_ == stamped_) return;
-  ContextGuard guard(device_);
-  for (size_t i = 0; i < kStreams; ++i)
-    check(driver()->cuStreamWriteValue64(streams_[i],
-                                         performed_.device_pointer() + i * sizeof(uint64_t),
-                                         stamped_, CU_STREAM_WRITE_VALUE_DEFAULT),
-          "cuStreamWriteValue64");
-  marked_ = stamped_;
-}
-
-uint64_t CudaTransport::performed() const {
-  const auto* words = reinterpret_cast<const std::atomic<uint64_t>*>(performed_.host());
-  uint64_t least = words[0].load(std::memory_order_acquire);
-  for (size_t i = 1; i < kStreams; ++i)
-    least = std::min(least, words[i].load(std::memory_order_acquire));
-  return least;
-}
-
-bool CudaTransport::finish(uint64_t limit_ns) {
-  Patience patience(static_cast<double>(limit_ns) / 1e9);
-  mark();
-  while (performed() < stamped_) {
-    patience.tick();
-    if (patience.over()) return false;
-    sleep_ns(20000);
-  }
-  return true;
+std::unique_ptr<Transport> cuda_ipc_transport(const std::shared_ptr<DeviceArena>& arena,
+                                              const ControlBlock& block) {
+  const Mapping& memory = block.memory();
+  auto words = std::make_shared<RegisteredHost>(arena->device(), memory.base(), memory.bytes());
+  CUdeviceptr stamps = words->device_pointer() + block.offset_of(&block.stamp(0, 0));
+  return std::make_unique<CudaTransport>(arena->device(), CopyTarget{arena->ptr(), nullptr, arena},
+                                         WordHome{stamps, std::move(words)});
 }
 
 }  // namespace tapchannel

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "announce.hpp"
 #include "fork_guard.hpp"
 #include "lane_link.hpp"
 #include "port.hpp"
@@ -16,13 +17,6 @@
 namespace tapchannel {
 
 enum class WaitMode : int { attempt = 0, host = 1, stream = 2 };
-
-struct AnnounceFacts {
-  bool present = false, fits = false;
-  uint64_t rows = 0, row_begin = 0;
-  uint32_t dtype = 0, flags = 0, checksum = 0;
-  std::vector<uint64_t> shape;
-};
 
 struct RecvRequest {
   uint64_t microbatch = 0;
@@ -134,7 +128,6 @@ class MailboxCore {
   Verdict count_fault(size_t index, uint64_t key);
   Verdict lane_fault(Lane& lane, size_t index, uint64_t key);
   Verdict rows_fault(uint64_t key, size_t slot, int64_t rows) const;
-  static AnnounceFacts read_announce(const Lane& lane, size_t cell, size_t slot, uint64_t key);
   Verdict bad_announce(const Lane& lane, size_t index, size_t slot, uint64_t key);
   Verdict host_wait(std::unique_lock<std::mutex>& lock, const RecvRequest& request, uint64_t key,
                     double& waited_s);

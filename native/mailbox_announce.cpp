@@ -1,12 +1,12 @@
 // Announces as the consumer reads them: copied, checked, and compared with what recv named.
+#include "announce.hpp"
 #include "mailbox.hpp"
 
 namespace tapchannel {
 
-// Copies an announce, then checks the copy: its writer may change the words under every look.
-AnnounceFacts MailboxCore::read_announce(const Lane& lane, size_t cell, size_t slot, uint64_t key) {
-  const Announce& said = lane.block.announce(slot, cell);
-  const auto& geometry = lane.cells[cell];
+AnnounceFacts read_announce(const ControlBlock& block, const CellGeometry& geometry, size_t cell,
+                            size_t slot, uint64_t key) {
+  const Announce& said = block.announce(slot, cell);
   AnnounceFacts facts;
   facts.present = said.key.load(std::memory_order_acquire) == key;
   facts.rows = said.rows;
@@ -31,7 +31,7 @@ AnnounceFacts MailboxCore::read_announce(const Lane& lane, size_t cell, size_t s
 
 Verdict MailboxCore::bad_announce(const Lane& lane, size_t index, size_t slot, uint64_t key) {
   for (size_t cell = 0; cell < lane.cells.size(); ++cell) {
-    AnnounceFacts facts = read_announce(lane, cell, slot, key);
+    AnnounceFacts facts = read_announce(lane.block, lane.cells[cell], cell, slot, key);
     if (facts.fits) continue;
     Verdict bad = Verdict::of(Fault::bad_announce, key, static_cast<int>(cell));
     bad.lane = static_cast<int>(index);
@@ -71,7 +71,8 @@ AnnounceFacts MailboxCore::announce(size_t index, size_t cell, uint64_t key) {
   std::lock_guard lock(mutex_);
   const auto& lane = lanes_.at(index);
   if (cell >= lane.cells.size() || count_of(key) == 0) return {};
-  AnnounceFacts facts = read_announce(lane, cell, (count_of(key) - 1) % depth_, key);
+  size_t slot = (count_of(key) - 1) % depth_;
+  AnnounceFacts facts = read_announce(lane.block, lane.cells[cell], cell, slot, key);
   facts.present = facts.present && facts.fits;
   return facts;
 }

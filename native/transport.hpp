@@ -26,6 +26,11 @@ struct Source {
   size_t pitch = 0;
 };
 
+struct Target {
+  uint8_t* data = nullptr;
+  size_t pitch = 0;
+};
+
 struct CellGeometry {
   uint64_t offset = 0;     // of row 0, in the slot
   uint64_t row_bytes = 0;  // this cell's share of a row
@@ -93,24 +98,33 @@ class Transport {
   virtual std::string failure() const { return {}; }
 };
 
+// Large copies leave the caches alone: finish_streaming() before the word that says "landed".
+inline void copy_rows(const Target& to, const Source& from, size_t row_bytes) {
+  constexpr size_t kStreamingRow = 512;
+  bool large = from.rows * row_bytes >= kStreamingBytes && row_bytes >= kStreamingRow;
+  auto copy = [large](uint8_t* target, const uint8_t* source, size_t bytes) {
+    if (large)
+      copy_streaming(target, source, bytes);
+    else
+      std::memcpy(target, source, bytes);
+  };
+  if (from.pitch == row_bytes && to.pitch == row_bytes) {
+    copy(to.data, from.data, from.rows * row_bytes);
+    return;
+  }
+  for (size_t row = 0; row < from.rows; ++row)
+    copy(to.data + row * to.pitch, from.data + row * from.pitch, row_bytes);
+}
+
 // shm: payload stores, then a release store of the stamp. Ordering rule: x86-64 and C++
 // release/acquire.
-class ShmTransport final : public Transport {
+class ShmTransport : public Transport {
  public:
   explicit ShmTransport(std::shared_ptr<Mapping> arena) : arena_(std::move(arena)) {}
   Token order(uintptr_t) override { return nullptr; }
   void forget(Token) override {}
   void put(Token, const Source& source, const Place& place, const CellGeometry& cell) override {
-    uint8_t* to = arena_->base() + place.offset;
-    auto copy = source.rows * cell.row_bytes >= kStreamingBytes && cell.row_bytes >= kStreamingRow
-                    ? &copy_streaming
-                    : &copy_plain;
-    if (source.pitch == cell.row_bytes && cell.pitch == cell.row_bytes) {
-      copy(to, source.data, source.rows * cell.row_bytes);
-      return;
-    }
-    for (size_t row = 0; row < source.rows; ++row)
-      copy(to + row * cell.pitch, source.data + row * source.pitch, cell.row_bytes);
+    copy_rows({arena_->base() + place.offset, cell.pitch}, source, cell.row_bytes);
   }
   void put_poison(const Place& to, size_t rows, const CellGeometry& cell) override {
     for (size_t row = 0; row < rows; ++row)
@@ -128,10 +142,6 @@ class ShmTransport final : public Transport {
   bool announces_ahead() const override { return true; }
 
  private:
-  static constexpr size_t kStreamingRow = 512;
-  static void copy_plain(uint8_t* to, const uint8_t* from, size_t bytes) {
-    std::memcpy(to, from, bytes);
-  }
   std::shared_ptr<Mapping> arena_;
   std::atomic<uint64_t> performed_{0};
 };
