@@ -151,15 +151,31 @@ void bind_lanes(nb::class_<PyMailbox>& mailbox) {
       nb::arg("lane"), "0 free, 1 taken, 2 not fenced yet, 3 closed.");
   mailbox.def(
       "attach",
-      [](PyMailbox& self, size_t lane, int socket, int pidfd, bool same_process,
+      [](PyMailbox& self, size_t lane, int socket, int pidfd, bool same_process, bool staged,
          const PyUcxLink* link) {
         std::shared_ptr<LaneLink> held = link == nullptr ? nullptr : link->link;
         nb::gil_scoped_release open;
         return static_cast<int>(
-            self.core->attach(lane, socket, pidfd, same_process, std::move(held)));
+            self.core->attach(lane, socket, pidfd, same_process, staged, std::move(held)));
       },
       nb::arg("lane"), nb::arg("socket"), nb::arg("pidfd"), nb::arg("same_process"),
-      nb::arg("link").none(), "Takes both descriptors over when it returns 0.");
+      nb::arg("staged"), nb::arg("link").none(),
+      "Takes both descriptors over when it returns 0. staged: its payload passes the gate.");
+  mailbox.def(
+      "open_gate",
+      [](PyMailbox& self, const Arena& staging) {
+        if (!staging.host) throw std::invalid_argument("staging memory is host memory");
+        nb::gil_scoped_release open;
+        return self.core->open_gate(staging.host);
+      },
+      nb::arg("staging"), "Makes the gate unless there is one; False once closed.");
+  mailbox.def(
+      "arrivals_fd",
+      [](PyMailbox& self, size_t lane, const std::string& name) {
+        return self.core->arrivals_fd(lane, name);
+      },
+      nb::arg("lane"), nb::arg("name"),
+      "A new descriptor of the lane's arrival words, the caller's to close; -1 without a gate.");
   mailbox.def(
       "revoke",
       [](PyMailbox& self, size_t lane) {

@@ -2,6 +2,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "arrivals.hpp"
 #include "bind.hpp"
 
 namespace tapchannel {
@@ -177,6 +178,8 @@ void bind_arena(nb::module_& module) {
 
 void bind_memory(nb::module_& module) {
   bind_arena(module);
+  module.def("arrival_bytes", &arrival_bytes, nb::arg("depth"), nb::arg("cells"),
+             "The size of one lane's arrival words.");
   nb::class_<Block> block(module, "ControlBlock", "The shared words of one lane.");
   block.def_static(
       "create",

@@ -1,10 +1,11 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "bind.hpp"
-#include "cuda_transport.hpp"
 #include "outbox.hpp"
+#include "staged_transport.hpp"
 
 namespace tapchannel {
 
@@ -62,6 +63,25 @@ Wire over_arena(const Arena& arena) {
   if (!arena.device) throw std::invalid_argument("the memory was let go already");
   return {[device = arena.device](const ControlBlock& block) -> std::unique_ptr<Transport> {
     return cuda_ipc_transport(device, block);
+  }};
+}
+
+// Registers both memories at once: where the driver refuses, the outbox can still ask for another
+// transport.
+Wire over_staging(const Arena& staging, const Arena& arrivals, std::optional<int> ordinal) {
+  if (!staging.host || !arrivals.host)
+    throw std::invalid_argument("staging memory and arrival words are host memory");
+  if (!ordinal)
+    return {[staging = staging.host,
+             arrivals = arrivals.host](const ControlBlock&) -> std::unique_ptr<Transport> {
+      return std::make_unique<StagedHostTransport>(staging, arrivals);
+    }};
+  nb::gil_scoped_release open;
+  cuda::Device device(*ordinal);
+  auto pinned = std::make_shared<PinnedMapping>(device, staging.host);
+  auto words = std::make_shared<PinnedMapping>(device, arrivals.host);
+  return {[pinned = std::move(pinned), words = std::move(words)](const ControlBlock&) {
+    return staged_transport(pinned, words);
   }};
 }
 
@@ -140,7 +160,10 @@ nb::dict counters(PyOutbox& self) {
 
 void bind_outbox(nb::module_& module) {
   nb::class_<Wire>(module, "Wire", "How a lane's bytes cross; an outbox takes it over.")
-      .def(nb::new_([](const Arena& arena) { return over_arena(arena); }), nb::arg("arena"));
+      .def(nb::new_([](const Arena& arena) { return over_arena(arena); }), nb::arg("arena"))
+      .def_static("staged", &over_staging, nb::arg("staging"), nb::arg("arrivals"),
+                  nb::arg("ordinal").none(),
+                  "Into staging memory that a gate empties, by this GPU, or by the CPU.");
   nb::class_<PyOutbox> outbox(module, "Outbox", "The producer's core: one lane.");
   outbox.def(
       "__init__",

@@ -21,7 +21,7 @@ CudaPort::CudaPort(Device device, std::shared_ptr<DeviceArena> arena,
   for (ControlBlock* block : blocks) {
     auto& memory = block->memory();
     lanes_.push_back(
-        {memory.base(), std::make_unique<RegisteredHost>(device_, memory.base(), memory.bytes())});
+        {memory.base(), std::make_shared<RegisteredHost>(device_, memory.base(), memory.bytes())});
   }
   ContextGuard guard(device_);
   check(driver()->cuStreamCreate(&release_stream_, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
@@ -58,7 +58,7 @@ bool CudaPort::capturing(uintptr_t stream) const {
 void CudaPort::wait(uintptr_t stream, size_t lane, const std::atomic<uint64_t>& stamp,
                     uint64_t key) {
   ContextGuard guard(device_);
-  const Lane& from = lanes_[lane];
+  const RegisteredBlock& from = lanes_[lane];
   auto offset = static_cast<size_t>(reinterpret_cast<const uint8_t*>(&stamp) - from.base);
   check(driver()->cuStreamWaitValue64(as_stream(stream), from.registered->device_pointer() + offset,
                                       key, CU_STREAM_WAIT_VALUE_GEQ),
@@ -152,6 +152,11 @@ uint64_t CudaPort::start_fill(std::vector<Region> regions) {
   fills_.push_back(std::move(regions));
   fill_bell_.notify_one();
   return ++fills_begun_;
+}
+
+std::unique_ptr<Passage> CudaPort::passage(std::shared_ptr<Mapping> staging) {
+  auto pinned = std::make_shared<PinnedMapping>(device_, std::move(staging));
+  return std::make_unique<CudaPassage>(arena_, std::move(pinned), lanes_);
 }
 
 bool CudaPort::filled(uint64_t job) const {

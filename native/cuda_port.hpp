@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include "cuda_memory.hpp"
+#include "cuda_passage.hpp"
 #include "port.hpp"
 
 namespace tapchannel {
@@ -29,6 +29,7 @@ class CudaPort final : public Port {
   size_t release_words() const override { return kReleaseWords; }
   uint64_t start_fill(std::vector<Region> regions) override;
   bool filled(uint64_t job) const override;
+  std::unique_ptr<Passage> passage(std::shared_ptr<Mapping> staging) override;
 
  private:
   static constexpr size_t kReleaseWords = 16384;
@@ -38,11 +39,7 @@ class CudaPort final : public Port {
   void run_fills();
   cuda::Device device_;
   std::shared_ptr<cuda::DeviceArena> arena_;
-  struct Lane {
-    const uint8_t* base;
-    std::unique_ptr<cuda::RegisteredHost> registered;
-  };
-  std::vector<Lane> lanes_;
+  std::vector<RegisteredBlock> lanes_;
   // release words: private to this process.
   //   writer the GPU, behind the reads of the lease's streams (cuStreamWriteValue64); reader the
   //   monitor thread order  stream order and the default fence; load acquire; visible: the reads

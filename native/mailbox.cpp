@@ -2,10 +2,6 @@
 
 namespace tapchannel {
 
-namespace {
-constexpr uint64_t kSettleLimit = 1000000000ULL;  // for a peer to hear of the close
-}
-
 MailboxCore::MailboxCore(std::unique_ptr<Port> port, std::vector<ControlBlock> blocks,
                          std::vector<std::vector<CellGeometry>> cells, size_t depth,
                          uint64_t slot_bytes, bool fill_released)
@@ -27,7 +23,8 @@ MailboxCore::MailboxCore(std::unique_ptr<Port> port, std::vector<ControlBlock> b
 MailboxCore::~MailboxCore() {
   if (fork_.forked()) {  // thread, driver state and memory are the parent's
     new std::thread(std::move(thread_));
-    static_cast<void>(port_.release());
+    leave_gate();
+    new std::shared_ptr<Port>(port_);
     return;
   }
   close();
@@ -43,7 +40,7 @@ MailboxCore::~MailboxCore() {
         record.hold = Hold::releasing;
       patience.tick();
       if (patience.over()) {
-        static_cast<void>(port_.release());
+        new std::shared_ptr<Port>(port_);
         return;
       }
       sleep_ns(50000);
@@ -92,6 +89,7 @@ Verdict MailboxCore::open_pass(uint64_t step, uint64_t microbatches) {
   granted_ = 0;
   received_.assign(microbatches, Received::no);
   open_ = true;
+  tell_gate();
   for (auto& lane : lanes_) {
     if (lane.attached) lane.attached_in_pass = pass();
     store_lane_words(lane);
@@ -112,6 +110,7 @@ void MailboxCore::advance() {
     ++granted_;
   }
   if (granted_ == before) return;
+  tell_gate();
   for (auto& lane : lanes_) {
     if (lane.barred_pass == pass()) continue;
     lane.block.consumer().credit.value.store(make_stamp(epoch_, step_, granted_),
@@ -179,6 +178,7 @@ Verdict MailboxCore::close_pass(double timeout_s, const Interrupt::Ask& interrup
     }
   if (Verdict bad = wait_granted(lock, timeout_s, interrupted)) return bad;
   open_ = false;
+  tell_gate();
   for (auto& lane : lanes_) {
     if (lane.barred_pass != pass())
       lane.block.consumer().completed.value.store(make_stamp(epoch_, step_, 1),
@@ -192,6 +192,8 @@ Verdict MailboxCore::close_pass(double timeout_s, const Interrupt::Ask& interrup
 // Needs no handshake with a living lane: pass numbers are never used again, and a lane's copies
 // leave in order on one stream.
 void MailboxCore::end_pass(const std::string& reason) {
+  open_ = false;
+  tell_gate();
   for (auto& [id, record] : leases_) {
     if (!record.waiting) continue;
     record.failure = Verdict::of(Fault::aborted_here, record.key);
@@ -206,7 +208,6 @@ void MailboxCore::end_pass(const std::string& reason) {
     record(lane.block.consumer_ring(), Step::abort, make_stamp(epoch_, step_, 0), 0, 0);
     tell(lane);
   }
-  open_ = false;
   received_.clear();
   ring(credit_bell_);
 }
@@ -251,19 +252,9 @@ void MailboxCore::close() {
   ring(bell_);
   ring(credit_bell_);
   if (thread_.joinable()) thread_.join();
+  if (gate_) gate_->close();
   std::lock_guard lock(mutex_);
-  for (auto& lane : lanes_)
-    if (lane.link) {
-      static_cast<void>(lane.link->settle(kSettleLimit));  // the peer is to hear of the close
-      lane.link->end();
-    }
-  for (auto& lane : lanes_)
-    for (int* fd : {&lane.socket, &lane.pidfd}) {
-      if (*fd < 0) continue;
-      ForkGuard::forget(*fd);
-      ::close(*fd);
-      *fd = -1;
-    }
+  end_lanes();
   // The slots' memory is somebody's HBM: it goes now unless a view still reads it. The control
   // blocks stay for the flight recorder.
   if (leases_.empty()) port_.reset();

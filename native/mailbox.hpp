@@ -10,6 +10,7 @@
 
 #include "announce.hpp"
 #include "fork_guard.hpp"
+#include "gate.hpp"
 #include "lane_link.hpp"
 #include "port.hpp"
 #include "verdict.hpp"
@@ -70,13 +71,19 @@ class MailboxCore {
   enum class Admission : int { free = 0, taken = 1, not_fenced = 2, closed = 3 };
   Admission may_attach(size_t lane);
   // A producer's life on this lane begins. Takes both descriptors over; pidfd may be -1. `link`:
-  // where its control block is another than ours.
-  Admission attach(size_t lane, int socket, int pidfd, bool same_process,
+  // where its control block is another than ours. staged: its payload passes the gate.
+  Admission attach(size_t lane, int socket, int pidfd, bool same_process, bool staged,
                    std::shared_ptr<LaneLink> link);
   void revoke(size_t lane);  // ends an attach that did not go live
   LaneStatus lane_status(size_t lane);
   // Waits until what this side has said stands in every producer's own control block.
   bool carried(uint64_t limit_ns);
+
+  // Lanes whose payload arrives in `staging` go through a gate, made by the first call; the memory
+  // is laid out as the slots' arena. False once closed.
+  bool open_gate(const std::shared_ptr<Mapping>& staging);
+  // A new descriptor of the lane's arrival words, -1 once closed. Only with an open gate.
+  int arrivals_fd(size_t lane, const std::string& name);
 
   Verdict check();
   ControlBlock& block(size_t lane) { return lanes_.at(lane).block; }
@@ -90,7 +97,8 @@ class MailboxCore {
   struct Lane {
     ControlBlock block;
     std::vector<CellGeometry> cells;
-    bool attached = false, lost = false, ever = false, same_process = false, clean = false;
+    bool attached = false, lost = false, ever = false, same_process = false, clean = false,
+         staged = false;
     uint64_t barred_pass =
         ~0ULL;  // a lane that restarted in a pass cannot take part in the rest of it
     uint64_t attached_in_pass = ~0ULL;
@@ -127,6 +135,12 @@ class MailboxCore {
   static bool gave_up(const ProducerWords& words, uint64_t pass);
   Verdict count_fault(size_t index, uint64_t key);
   Verdict lane_fault(Lane& lane, size_t index, uint64_t key);
+  Verdict gate_fault(size_t index, size_t cell, size_t slot, uint64_t key);
+  bool passed(size_t index, size_t cell, size_t slot, uint64_t key) const;
+  bool underway(size_t index, size_t cell, size_t slot, uint64_t key) const;
+  void end_lanes();
+  void tell_gate();
+  void leave_gate();
   Verdict rows_fault(uint64_t key, size_t slot, int64_t rows) const;
   Verdict bad_announce(const Lane& lane, size_t index, size_t slot, uint64_t key);
   Verdict host_wait(std::unique_lock<std::mutex>& lock, const RecvRequest& request, uint64_t key,
@@ -155,8 +169,10 @@ class MailboxCore {
   void end_pass(const std::string& reason);
 
   ForkGuard fork_;
-  std::unique_ptr<Port> port_;
+  std::shared_ptr<Port> port_;
   std::vector<Lane> lanes_;
+  std::mutex gate_mutex_;       // one gate is made; taken before mutex_
+  std::unique_ptr<Gate> gate_;  // kept to the end; its thread ends in close()
   size_t depth_;
   uint64_t slot_bytes_;
   bool fill_released_;

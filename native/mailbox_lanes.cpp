@@ -7,6 +7,8 @@
 namespace tapchannel {
 
 namespace {
+constexpr uint64_t kSettleLimit = 1000000000ULL;  // for a peer to hear of the close
+
 bool readable(int fd, short what) {
   pollfd one{fd, what, 0};
   return fd >= 0 && poll(&one, 1, 0) == 1;
@@ -52,6 +54,8 @@ MailboxCore::Admission MailboxCore::may_attach(size_t index) {
     lock.lock();
     lane.clean = true;  // that was the fence
   }
+  // What the gate still carries of the lane's last life must not land over the next one's taps.
+  if (gate_ && !gate_->fence(index)) return Admission::not_fenced;
   if (!lane.ever || lane.clean || lane.same_process) return Admission::free;
   // The dead process's copies may still land. Its pidfd turns readable only after its files, the
   // GPU's among them, are closed.
@@ -61,11 +65,13 @@ MailboxCore::Admission MailboxCore::may_attach(size_t index) {
 }
 
 MailboxCore::Admission MailboxCore::attach(size_t index, int socket, int pidfd, bool same_process,
-                                           std::shared_ptr<LaneLink> link) {
+                                           bool staged, std::shared_ptr<LaneLink> link) {
   Admission admission = may_attach(index);
   if (admission != Admission::free) return admission;
   std::lock_guard lock(mutex_);
   Lane& lane = lanes_[index];
+  if (staged && !gate_) throw std::invalid_argument("the mailbox has no gate");
+  if (staged) gate_->begin(index);
   auto& words = lane.block.producer();
   words.open_pass.value.store(
       0, std::memory_order_release);  // fenced: nobody else writes these words now
@@ -80,6 +86,7 @@ MailboxCore::Admission MailboxCore::attach(size_t index, int socket, int pidfd, 
   lane.attached = lane.ever = true;
   lane.lost = lane.clean = false;
   lane.same_process = same_process;
+  lane.staged = staged;
   ++lane.attaches;
   lane.why.clear();
   ForkGuard::close_in_child(socket);
@@ -115,6 +122,21 @@ bool MailboxCore::carried(uint64_t limit_ns) {
   }
   return std::all_of(links.begin(), links.end(),
                      [limit_ns](const auto& link) { return link->settle(limit_ns); });
+}
+
+void MailboxCore::end_lanes() {
+  for (auto& lane : lanes_)
+    if (lane.link) {
+      static_cast<void>(lane.link->settle(kSettleLimit));  // the peer is to hear of the close
+      lane.link->end();
+    }
+  for (auto& lane : lanes_)
+    for (int* fd : {&lane.socket, &lane.pidfd}) {
+      if (*fd < 0) continue;
+      ForkGuard::forget(*fd);
+      ::close(*fd);
+      *fd = -1;
+    }
 }
 
 LaneStatus MailboxCore::lane_status(size_t index) {

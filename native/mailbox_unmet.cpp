@@ -59,8 +59,11 @@ Verdict MailboxCore::lane_unmet(size_t index, const RecvRequest& request, uint64
       found.expected = key;
       return found;
     }
-    if ((here || !stamps) && (said == key || !announces)) continue;
-    if (Verdict bad = lane_fault(lane, index, key)) {
+    bool enough = here || (!stamps && passed(index, cell, slot, key));
+    if (enough && (said == key || !announces)) continue;
+    Verdict bad = gate_fault(index, cell, slot, key);
+    if (!bad && !underway(index, cell, slot, key)) bad = lane_fault(lane, index, key);
+    if (bad) {
       bad.cell = found.cell;
       bad.slot = found.slot;
       return bad;

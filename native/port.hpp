@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "transport.hpp"
+#include "passage.hpp"
 
 namespace tapchannel {
 
@@ -41,6 +41,8 @@ class Port {
   // first launch loads its module, and waits for the GPU to drain).
   virtual uint64_t start_fill(std::vector<Region> regions) = 0;
   virtual bool filled(uint64_t job) const = 0;
+  // How a gate brings what arrived in `staging` into the slots. The port outlives it.
+  virtual std::unique_ptr<Passage> passage(std::shared_ptr<Mapping> staging) = 0;
 };
 
 class HostPort final : public Port {
@@ -66,6 +68,9 @@ class HostPort final : public Port {
     return 0;
   }
   bool filled(uint64_t) const override { return true; }
+  std::unique_ptr<Passage> passage(std::shared_ptr<Mapping> staging) override {
+    return std::make_unique<HostPassage>(arena_, std::move(staging));
+  }
 
  private:
   std::shared_ptr<Mapping> arena_;

@@ -127,6 +127,9 @@ class Arena:
     @property
     def bytes(self) -> int: ...
 
+def arrival_bytes(depth: int, cells: int) -> int:
+    """The size of one lane's arrival words."""
+
 class ControlBlock:
     """The shared words of one lane."""
 
@@ -249,8 +252,18 @@ class Mailbox:
     def may_attach(self, lane: int) -> int:
         """0 free, 1 taken, 2 not fenced yet, 3 closed."""
 
-    def attach(self, lane: int, socket: int, pidfd: int, same_process: bool, link: UcxLink | None) -> int:
-        """Takes both descriptors over when it returns 0."""
+    def attach(self, lane: int, socket: int, pidfd: int, same_process: bool, staged: bool, link: UcxLink | None) -> int:
+        """
+        Takes both descriptors over when it returns 0. staged: its payload passes the gate.
+        """
+
+    def open_gate(self, staging: Arena) -> bool:
+        """Makes the gate unless there is one; False once closed."""
+
+    def arrivals_fd(self, lane: int, name: str) -> int:
+        """
+        A new descriptor of the lane's arrival words, the caller's to close; -1 without a gate.
+        """
 
     def revoke(self, lane: int) -> None: ...
 
@@ -270,6 +283,10 @@ class Wire:
     """How a lane's bytes cross; an outbox takes it over."""
 
     def __init__(self, arena: Arena) -> None: ...
+
+    @staticmethod
+    def staged(staging: Arena, arrivals: Arena, ordinal: int | None) -> Wire:
+        """Into staging memory that a gate empties, by this GPU, or by the CPU."""
 
 class Outbox:
     """The producer's core: one lane."""
