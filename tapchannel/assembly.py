@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from . import _native
 from .descriptor import ID_BYTES, PROBE_STRIDE, checked_plan
-from .memory import Device, Reservation, arena_bytes, keep_local, reserve
+from .memory import Device, Reservation, Staging, arena_bytes, keep_local, reserve
 from .plan import Lane, TapPlan
 from .settings import cell_geometry
 from .transport.base import LaneOffer, LaneServer, Serving, Transport
@@ -47,6 +47,11 @@ class Assembled:
         if transport.name not in self.servers:
             self.servers[transport.name] = transport.serve(self.serving)
         return self.servers[transport.name].offer(lane)
+
+    def drop(self) -> None:
+        """Let go of the memory; views that are alive keep the slots."""
+        self.reservation.arena.drop()
+        self.serving.staging.drop()
 
     @property
     def refused(self) -> dict[str, str]:
@@ -90,5 +95,6 @@ def assemble(wanted: Wanted) -> Assembled:
     if reservation.memory == "ipc":
         keep_local(mailbox_id, reservation.arena)
     cells = [len(lane.cells) for lane in lanes]
-    serving = Serving(reservation, core, depth, cells, wanted.peer_timeout)
+    staging = Staging(f"{label}:staging", size, arithmetic)
+    serving = Serving(reservation, staging, core, depth, cells, wanted.peer_timeout)
     return Assembled(mailbox_id, core, served, reservation, serving, {})

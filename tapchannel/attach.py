@@ -37,7 +37,7 @@ from .refusal import Refusal
 from .sockets import Descriptor
 from .stores import Rendezvous
 from .targets import targets_of
-from .transport.base import Adopted, Adoption, Transport
+from .transport.base import Adopted, Adoption, Transport, own_device
 from .transport.select import TRANSPORTS, Asked, faster
 from .wire import CHALLENGE, HELLO, LIVE, OFFER, READY, REFUSAL, Fields, receive_frame, send_frame
 
@@ -204,7 +204,7 @@ def _map(
     """Take what was offered, write the self-test, wait for "live"."""
     cells = _checked_cells(request, offer)
     transport = TRANSPORTS[offer.transport]
-    device = Device(None) if offer.memory == "host" else request.device or Device.parse("cuda")
+    device = own_device(offer, request.device)
     fds = [handle.take() for handle in handles]
     limits = len(cells), request.peer_timeout
     try:

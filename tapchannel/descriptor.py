@@ -31,7 +31,7 @@ MAX_DEPTH: Final = 4096
 MAX_WORKER: Final = 1 << 14
 MAX_KEY: Final = 1 << 12
 MAX_ADDRESS: Final = (1 << 64) - 1
-MEMORIES: Final = ("host", "vmm", "ipc", "local")
+MEMORIES: Final = ("host", "vmm", "ipc", "local", "staged")
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,7 +195,7 @@ class Handshake:
         held, pidfd = os.dup(self._link.fileno()), peer_pidfd(self._link)
         # The kernel's word for the pid: the peer's own may be of another PID namespace.
         here = peer_pid(self._link) == os.getpid()
-        admission = self._core.attach(lane.index, held, pidfd, here, offered.link)
+        admission = self._core.attach(lane.index, held, pidfd, here, offered.staged, offered.link)
         if admission != _FREE:
             for fd in (held, pidfd):
                 if fd >= 0:

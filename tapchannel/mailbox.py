@@ -166,7 +166,8 @@ class Mailbox(Role[_native.Mailbox]):
         """Give the lease of a microbatch (steps 7 and 8).
 
         Blocks:     ``wait="stream"``: the host until every producer has announced its rows or, with
-                    ``rows`` given, not at all; the stream until the payload is there.
+                    ``rows`` given, not at all (by host_staged: until the payload is in host
+                    memory); the stream until the payload is there.
                     ``wait="host"``, and in host memory: the host until the payload is there.
                     At most ``timeout`` seconds.
         Ordering:   what is queued on the stream after this call sees the pushed bytes.
@@ -265,7 +266,7 @@ class Mailbox(Role[_native.Mailbox]):
         self._core.close()
         forget_local(self._made.mailbox_id)
         self._made.servers.clear()
-        self._made.reservation.arena.drop()
+        self._made.drop()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self._lanes)} lanes"

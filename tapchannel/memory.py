@@ -7,13 +7,14 @@ included, and expandable segments cannot be exported at all.
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, cast
 
 from . import _native
 from .descriptor import PROBE_STRIDE
-from .errors import ConfigError, DeviceError, TransportUnavailable
+from .errors import ChannelClosed, ConfigError, DeviceError, TransportUnavailable
 from .plan import TapPlan
 
 MEMORY_CHOICES: Final = ("auto", "vmm", "ipc")
@@ -124,6 +125,40 @@ def reserve_device(device: Device, size: int, memory: str, arithmetic: str) -> R
                 ) from error
             refused[kind] = str(error)
     raise TransportUnavailable(f"no exportable memory on {device}", refused=refused)
+
+
+class Staging:
+    """Host memory on the way to the slots and laid out like them, for lanes that need it.
+
+    Reserved by the first of them; until then it costs nothing.
+    """
+
+    def __init__(self, label: str, size: int, arithmetic: str) -> None:
+        self._wanted = label, size, arithmetic
+        self._lock = threading.Lock()
+        self._arena: _native.Arena | None = None
+        self._dropped = False
+
+    def arena(self) -> _native.Arena:
+        """Give the memory.
+
+        Raises:
+            ConfigError: the machine has not that much left; the text gives the arithmetic.
+            ChannelClosed: the mailbox is closed.
+        """
+        with self._lock:
+            if self._dropped:
+                raise ChannelClosed("mailbox is closed")
+            if self._arena is None:
+                self._arena = reserve_host(*self._wanted).arena
+            return self._arena
+
+    def drop(self) -> None:
+        """Let go of the memory; the gate and open outboxes keep theirs."""
+        with self._lock:
+            self._dropped = True
+            if self._arena is not None:
+                self._arena.drop()
 
 
 def keep_local(mailbox_id: bytes, arena: _native.Arena) -> None:

@@ -19,7 +19,7 @@ from .errors import ProtocolError
 MAGIC: Final = b"TAPC"
 VERSION: Final = 1
 MAX_BODY: Final = 1 << 20
-MAX_FDS: Final = 2
+MAX_FDS: Final = 3
 _HEADER: Final = struct.Struct(">4sHHI")
 
 CHALLENGE, HELLO, OFFER, READY, LIVE, REFUSAL = range(1, 7)

@@ -9,15 +9,18 @@ performed (step
    and is kept alive until it has been read.
 5. After `close` returned cleanly no byte of this lane is in flight any more.
 
-==========  ======================================  ==========================================
+=========== ======================================  ==========================================
 transport   payload, then stamp                     the reader
-==========  ======================================  ==========================================
+=========== ======================================  ==========================================
 shm         stores, then a release store            acquire load
 cuda_ipc    copy, then cuStreamWriteValue64 on the  cuStreamWaitValue64 GEQ on the lease's
             same stream (default fence)             stream, or an acquire load by a host thread
 ucx         puts, a flush completed at the target,  acquire load; the announce's key is awaited
             then the puts of stamp and announce     with the stamp, they have no mutual order
-==========  ======================================  ==========================================
+host_staged copy into staging memory, then the      as on the mailbox's device; a stream's wait is
+            arrival word; the consumer's gate:      enqueued only once the gate has enqueued
+            copy into the slot, then the stamp      copy and stamp
+=========== ======================================  ==========================================
 
 `tests/conformance` holds one suite that runs on every transport.
 """
@@ -31,7 +34,7 @@ from typing import Protocol
 from .. import _native
 from ..descriptor import Offer, Remote
 from ..errors import ProtocolError
-from ..memory import Device, Reservation
+from ..memory import Device, Reservation, Staging
 from ..wire import Fields
 
 
@@ -40,6 +43,7 @@ class Serving:
     """What a transport serves lanes from: the mailbox's memory, words and settings."""
 
     reservation: Reservation
+    staging: Staging
     core: _native.Mailbox
     depth: int
     cells: Sequence[int]  # of each lane
@@ -50,8 +54,9 @@ class Serving:
 class LaneOffer:
     """How a lane's producer gets at the memory: what the offer says, and the descriptors beside it.
 
-    ``arena`` is where the bytes of the attach self-test must arrive. ``meet`` takes what the outbox
-    answers; ``end`` undoes an offer that came to nothing.
+    ``arena`` is where the bytes of the attach self-test must arrive. ``staged``: it is staging
+    memory, and payload passes the consumer's gate before it is stamped. ``meet`` takes what the
+    outbox answers; ``end`` undoes an offer that came to nothing.
     """
 
     memory: str
@@ -59,6 +64,7 @@ class LaneOffer:
     handle: bytes | None = None
     fds: Sequence[int] = ()
     device_uuid: bytes | None = None
+    staged: bool = False
     remote: Remote | None = None
     link: _native.UcxLink | None = None
     meet: Callable[[Fields], None] = lambda ready: None
@@ -87,6 +93,15 @@ class Adoption:
     mailbox_id: bytes
     cells: int
     peer_timeout: float
+
+
+def own_device(offer: Offer, wanted: Device | None) -> Device:
+    """Give where a producer's taps are; by default on a GPU where the mailbox is on one."""
+    if offer.memory == "host":
+        return Device(None)
+    if offer.memory == "staged" and (offer.device_uuid is None or not _native.device_count()):
+        return wanted or Device(None)
+    return wanted or Device.parse("cuda")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ class _Server:
         """Give a descriptor (vmm) or a handle (ipc), and the GPU by its UUID, never its ordinal."""
         reservation, block_fd = self.serving.reservation, self.serving.core.block_fd(lane)
         arena, memory = reservation.arena, reservation.memory
-        ordinal = reservation.device.ordinal or 0
-        uuid = cast("bytes", _native.device_info(ordinal)["uuid"])
+        uuid = device_uuid(reservation.device)
         if memory == "vmm":
             return LaneOffer(memory, arena, fds=(block_fd, arena.export_fd()), device_uuid=uuid)
         handle = arena.export_handle()
@@ -39,17 +38,7 @@ class CudaIpc:
 
     def refusal(self, device: Device) -> str | None:
         """Refuse host memory, a machine without a driver, and GPUs without what the wire needs."""
-        if not device.on_gpu:
-            return "the mailbox is in host memory"
-        status = _native.cuda_status()
-        if not status["available"]:
-            return str(status["refusal"])
-        count = _native.device_count()
-        if device.ordinal is None or device.ordinal >= count:
-            return f"{device} is not visible here: {count} GPUs are"
-        if not _native.device_info(device.ordinal)["stream_mem_ops_64"]:
-            return f"{device} has no 64-bit stream memory operations"
-        return None
+        return gpu_refusal(device) if device.on_gpu else "the mailbox is in host memory"
 
     def absence(self) -> str | None:
         """Refuse a process without a driver."""
@@ -71,9 +60,46 @@ class CudaIpc:
             for fd in fds[1:]:
                 os.close(fd)
             raise
+        problem = _unreachable(offer, device)
+        if problem is not None:
+            for fd in fds[1:]:
+                os.close(fd)
+            raise TransportUnavailable("offer cannot be mapped", refused={self.name: problem})
         local = local_arena(adoption.mailbox_id) if offer.memory == "ipc" else None
         arena = local or _import(offer, fds[1:], device)
         return Adopted(_native.Wire(arena), block, arena.write_probe, arena.drop)
+
+
+def gpu_refusal(device: Device) -> str | None:
+    """Say why a GPU cannot hold slots; None if it can."""
+    status = _native.cuda_status()
+    if not status["available"]:
+        return str(status["refusal"])
+    count = _native.device_count()
+    if device.ordinal is None or device.ordinal >= count:
+        return f"{device} is not visible here: {count} GPUs are"
+    if not _native.device_info(device.ordinal)["stream_mem_ops_64"]:
+        return f"{device} has no 64-bit stream memory operations"
+    return None
+
+
+def device_uuid(device: Device) -> bytes | None:
+    """Give a GPU's UUID, by which other processes know it; None for host memory."""
+    if device.ordinal is None:
+        return None
+    return cast("bytes", _native.device_info(device.ordinal)["uuid"])
+
+
+def _unreachable(offer: Offer, device: Device) -> str | None:
+    """Say why this process's device cannot write the mailbox's GPU, as far as it can be known."""
+    if device.ordinal is None:
+        return "the taps are in host memory"
+    for ordinal in range(_native.device_count()):
+        if ordinal == device.ordinal or _native.device_info(ordinal)["uuid"] != offer.device_uuid:
+            continue
+        if not _native.can_access_peer(device.ordinal, ordinal):
+            return f"no peer access from {device} to the mailbox's GPU (cuda:{ordinal} here)"
+    return None
 
 
 def _import(offer: Offer, fds: Sequence[int], device: Device) -> _native.Arena:

@@ -13,10 +13,11 @@ from ..errors import ConfigError, TransportUnavailable
 from ..memory import Device
 from .base import Transport
 from .cuda_ipc import CudaIpc
+from .host_staged import HostStaged
 from .shm import Shm
 from .ucx import Ucx
 
-_FASTEST_FIRST: Final[tuple[Transport, ...]] = (CudaIpc(), Shm(), Ucx())
+_FASTEST_FIRST: Final[tuple[Transport, ...]] = (CudaIpc(), Shm(), HostStaged(), Ucx())
 TRANSPORTS: Final[Mapping[str, Transport]] = {
     transport.name: transport for transport in _FASTEST_FIRST
 }

@@ -153,7 +153,7 @@ def test_descriptors_travel_and_close_on_exec(
             os.close(fd)
 
 
-@pytest.mark.parametrize("counts", [[MAX_FDS + 1], [60], [1, MAX_FDS], [1, 1, 1]], ids=str)
+@pytest.mark.parametrize("counts", [[MAX_FDS + 1], [60], [1, MAX_FDS], [1, 1, 1, 1]], ids=str)
 def test_too_many_descriptors_are_refused_and_closed(
     pair: tuple[socket.socket, socket.socket], counts: Sequence[int]
 ) -> None:
