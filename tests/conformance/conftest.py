@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.channels import CUDA_IPC, CUDA_VMM, SHM, UCX, Maker, Wire
+from support.channels import CUDA_IPC, CUDA_VMM, SHM, STAGED, STAGED_CPU, UCX, Maker, Wire
 from support.children import Children
 from support.places import Apart, Here
 
@@ -16,6 +16,8 @@ WIRES = [
     pytest.param(UCX, id="ucx", marks=pytest.mark.ucx),
     pytest.param(CUDA_VMM, id="cuda_ipc-vmm", marks=pytest.mark.gpu),
     pytest.param(CUDA_IPC, id="cuda_ipc-ipc", marks=pytest.mark.gpu),
+    pytest.param(STAGED_CPU, id="host_staged-cpu"),
+    pytest.param(STAGED, id="host_staged", marks=pytest.mark.gpu),
 ]
 
 

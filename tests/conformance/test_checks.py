@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support.channels import Channel, Maker, arena_of, granted, until
+from support.channels import Channel, Maker, arena_of, granted, landed, until
 from support.payloads import numbers, payload, same_bits
 from tapchannel import ChecksumError, Key, Outbox, Shard, TapPlan
 
@@ -19,7 +19,7 @@ def push(channel: Channel, microbatch: int) -> None:
     for rank, [tap] in SOURCES.items():
         tensor = payload((microbatch, tap), 4, 4, "bfloat16")
         channel.producers[rank].push(microbatch, tap, tensor)
-        channel.producers[rank].flush()
+    until(lambda: landed(channel.mailbox, microbatch))
 
 
 def test_sound_cells_pass_the_check(channel_of: Maker) -> None:

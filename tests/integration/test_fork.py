@@ -101,9 +101,9 @@ def tried(each: Uses) -> dict[str, list[str]]:
     return outcomes
 
 
-def _fork_and_use(link: Link, folder: Path) -> dict[str, list[str]]:
+def _fork_and_use(link: Link, folder: Path, transport: str) -> dict[str, list[str]]:
     """Fork in mid-pass, let the child try everything, and finish the pass."""
-    with small_channel(folder) as channel, channel.open_pass(2):
+    with small_channel(folder, transport=transport) as channel, channel.open_pass(2):
         for outbox, taps in ((channel.outboxes[3], ("low", "embedding")),
                              (channel.outboxes[7], ("high",))):  # fmt: skip
             for tap in taps:
@@ -118,10 +118,13 @@ def _fork_and_use(link: Link, folder: Path) -> dict[str, list[str]]:
     return outcomes
 
 
-def test_every_use_after_fork_is_refused_and_the_parent_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["shm", "host_staged"])
+def test_every_use_after_fork_is_refused_and_the_parent_goes_on(
+    tmp_path: Path, transport: str
+) -> None:
     """A child that pushes into its parent's pass, or waits for a thread that it has not."""
     with Children(limit=40) as children:
-        outcomes = children.start(_fork_and_use, tmp_path).result()
+        outcomes = children.start(_fork_and_use, tmp_path, transport).result()
     assert "ended by" not in outcomes
     for name, (kind, text) in outcomes.items():
         assert kind == "UsageError", f"{name}: {kind}: {text}"

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from support import processes
+from support.blocks import LaneWords
 from support.places import Apart, Here, Producer
-from tapchannel import Mailbox, Outbox, Shard, TapPlan
+from tapchannel import Key, Mailbox, Outbox, Shard, TapPlan
 from tapchannel.telemetry import read_events
 
 LIMIT = 20.0  # seconds; no wait of a passing test comes near it
@@ -40,6 +41,8 @@ SHM = Wire("shm", "cpu")
 UCX = Wire("ucx", "cpu", listen="tcp://127.0.0.1")
 CUDA_VMM = Wire("cuda_ipc", "cuda:0", "vmm")
 CUDA_IPC = Wire("cuda_ipc", "cuda:0", "ipc")
+STAGED_CPU = Wire("host_staged", "cpu")
+STAGED = Wire("host_staged", "cuda:0")
 
 
 class Channel:
@@ -157,6 +160,18 @@ def until(condition: Callable[[], object], limit: float = LIMIT) -> None:
         if time.monotonic() > deadline:
             raise AssertionError(f"condition did not hold within {limit:.1f} s")
         time.sleep(0.001)
+
+
+def landed(mailbox: Mailbox, microbatch: int) -> bool:
+    """Tell whether every cell of a microbatch of the open pass is stamped."""
+    key = Key(mailbox.epoch, mailbox._step, microbatch)
+    depth = mailbox._scene.depth
+    stamps: list[int] = []
+    for lane in mailbox._lanes:
+        words = LaneWords(mailbox, lane.index, depth, len(lane.cells))
+        stamps += [words.stamp(microbatch % depth, cell.index) for cell in lane.cells]
+        words.close()
+    return all(stamp == key.stamp() for stamp in stamps)
 
 
 def granted(mailbox: Mailbox, step: int) -> int:
