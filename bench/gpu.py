@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from common import (
     table,
 )
 from gpu_roles import CONSUMER, COUNTS, Producer, consume, producer_of
+from gpu_staged import StagedProducer
 
 WARM_UP = 3
 COST_ROUNDS = 10
@@ -116,16 +118,16 @@ def _measure(store: str, rounds: int) -> tuple[list[list[str]], dict[str, Any], 
     rows: list[list[str]] = []
     speeds: dict[str, Any] = {}
     costs: dict[str, Any] = {}
+    devices = [f"cuda:{index}" for index in range(min(2, torch.cuda.device_count()))]
     with Partner(consume, store) as partner:
-        for index in range(min(2, torch.cuda.device_count())):
-            device = f"cuda:{index}"
-            for size in COUNTS:
-                with producer_of(partner, store, device, size) as producer:
-                    label = f"{device} → {CONSUMER}, {size_text(size)}"
-                    speeds[label] = measure_size(producer, size, rounds)
-                    rows.append(_row(label, speeds[label]))
-                    if size == MIB:
-                        costs[device] = measure_cost(producer)
+        for kind, device, size in product((Producer, StagedProducer), devices, COUNTS):
+            way = "" if kind is Producer else f" by {kind.transport}"
+            with producer_of(kind, partner, store, device, size) as producer:
+                label = f"{device} → {CONSUMER}{way}, {size_text(size)}"
+                speeds[label] = measure_size(producer, size, rounds)
+                rows.append(_row(label, speeds[label]))
+                if size == MIB:
+                    costs[device + way] = measure_cost(producer)
     return rows, speeds, costs
 
 

@@ -35,6 +35,7 @@ class Serve:
     name: str
     size: int
     depth: int
+    transport: str
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ def consume(line: Line, store: str) -> None:
                 device=CONSUMER,
                 store=store,
                 name=asked.name,
+                transport=asked.transport,
             )
             line.say()
         elif mailbox is not None:
@@ -92,6 +94,8 @@ def _watch(line: Line, mailbox: Mailbox, asked: Round) -> int:
 
 class Producer:
     """Sources of one size, and the ways to move them to the consumer's GPU."""
+
+    transport = "cuda_ipc"
 
     def __init__(self, partner: Partner, outbox: Outbox, device: str, size: int) -> None:
         self._partner = partner
@@ -202,14 +206,16 @@ class Producer:
 
 
 @contextmanager
-def producer_of(partner: Partner, store: str, device: str, size: int) -> Iterator[Producer]:
+def producer_of(
+    kind: type[Producer], partner: Partner, store: str, device: str, size: int
+) -> Iterator[Producer]:
     """Have a mailbox made for this size, and attach to it from this device."""
     torch.cuda.set_device(device)
     depth = COUNTS[size]
-    name = f"{device} {size}"
-    partner.ask(Serve(name, size, depth))
+    name = f"{device} {size} {kind.transport}"
+    partner.ask(Serve(name, size, depth, kind.transport))
     queue = 2 * depth
     with Outbox(
         plan_of(size), 0, device=device, store=store, name=name, queue_limit=queue
     ) as outbox:
-        yield Producer(partner, outbox, device, size)
+        yield kind(partner, outbox, device, size)

@@ -53,6 +53,7 @@ class Report:
         return {
             "shm": self._refusal("shm"),
             "cuda_ipc": self.machine.cuda_refusal or self._refusal("cuda_ipc"),
+            "host_staged": self._refusal("host_staged"),
             "ucx": "this version has none; producers and draft stage must share one host",
         }
 
@@ -98,9 +99,9 @@ class Report:
 
 def _missing(machine: Machine, exchange: Exchange) -> str:
     """Say what this machine lacks for an exchange; empty where it should work."""
-    if exchange.transport != "cuda_ipc":
+    if exchange.consumer_device == "cpu":
         return ""
-    if machine.cuda_refusal:
+    if machine.cuda_refusal or exchange.transport != "cuda_ipc":
         return machine.cuda_refusal
     devices = (exchange.producer_device, exchange.consumer_device)
     producer, consumer = (int(device.removeprefix("cuda:")) for device in devices)
@@ -123,12 +124,18 @@ def _exchanges(
     for producer, consumer in pairs:
         yield "self-test", Exchange("cuda_ipc", "vmm", producer, consumer, "stream", quick)
         yield "self-test", Exchange("cuda_ipc", "ipc", producer, consumer, "stream", quick)
+    staged = [("cpu", "cpu")] if machine.cuda_refusal else pairs
+    for producer, consumer in staged:
+        yield "self-test", Exchange("host_staged", "auto", producer, consumer, "stream", quick)
     if messages == 0:
         return
     yield "litmus", Exchange("shm", "auto", "cpu", "cpu", "host", messages, limit)
     for producer, consumer in pairs:
         yield "litmus", Exchange("cuda_ipc", "auto", producer, consumer, "stream", messages, limit)
         yield "litmus", Exchange("cuda_ipc", "auto", producer, consumer, "host", messages, limit)
+    for producer, consumer in staged:
+        exchange = Exchange("host_staged", "auto", producer, consumer, "stream", messages, limit)
+        yield "litmus", exchange
 
 
 def _check(machine: Machine, kind: Literal["self-test", "litmus"], exchange: Exchange) -> Check:
