@@ -1,6 +1,7 @@
 #include "bind_ucx.hpp"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -49,11 +50,15 @@ void bind_context(nb::module_& module) {
                                    "One UCX context: its devices, its rules.");
   context.def(
       "__init__",
-      [](PyUcxContext* self, const std::vector<std::pair<std::string, std::string>>& settings) {
+      [](PyUcxContext* self, const std::vector<std::pair<std::string, std::string>>& settings,
+         std::optional<int> ordinal) {
         nb::gil_scoped_release open;
-        new (self) PyUcxContext{std::make_shared<ucx::Context>(settings)};
+        std::optional<cuda::Device> device;
+        if (ordinal) device.emplace(*ordinal);
+        new (self) PyUcxContext{std::make_shared<ucx::Context>(settings, std::move(device))};
       },
-      nb::arg("settings"));
+      nb::arg("settings"), nb::arg("ordinal").none(),
+      "ordinal: the GPU whose memory it registers and moves, if any.");
   context.def("register", &register_arena, nb::arg("arena"));
   context.def(
       "register_block",
@@ -84,16 +89,17 @@ void bind_link(nb::module_& module) {
   });
   link.def(
       "connect",
-      [](PyUcxLink& self, const nb::bytes& peer, const nb::tuple& block, const nb::tuple& arena) {
+      [](PyUcxLink& self, const nb::bytes& peer, const nb::tuple& block, const nb::tuple& arena,
+         const nb::tuple& words) {
         std::string address = text_of(peer);
-        ucx::Region block_region = region_of(block), arena_region = region_of(arena);
+        ucx::Link::Regions regions{region_of(block), region_of(arena), region_of(words)};
         nb::gil_scoped_release open;
-        self.link->connect(address, block_region, arena_region);
+        self.link->connect(address, regions);
       },
-      nb::arg("address"), nb::arg("block"), nb::arg("arena"),
+      nb::arg("address"), nb::arg("block"), nb::arg("arena"), nb::arg("words"),
       "Connects to a peer's worker; the regions are (address, bytes, key).",
       nb::sig("def connect(self, address: bytes, block: tuple[int, int, bytes], arena: tuple[int, "
-              "int, bytes]) -> None"));
+              "int, bytes], words: tuple[int, int, bytes]) -> None"));
   link.def(
       "write",
       [](PyUcxLink& self, uint64_t offset, const nb::bytes& bytes, double limit) {
@@ -127,12 +133,17 @@ void bind_link(nb::module_& module) {
   });
   link.def(
       "wire",
-      [](const PyUcxLink& self) {
-        return Wire{[link = self.link](const ControlBlock& block) -> std::unique_ptr<Transport> {
-          return std::make_unique<ucx::UcxTransport>(link, block.depth() * block.cells());
+      [](const PyUcxLink& self, std::optional<int> ordinal, bool ucx_reads_gpu) {
+        return Wire{[link = self.link, ordinal,
+                     ucx_reads_gpu](const ControlBlock& block) -> std::unique_ptr<Transport> {
+          size_t cells = block.depth() * block.cells();
+          if (!ordinal) return std::make_unique<ucx::UcxTransport>(link, cells);
+          return std::make_unique<ucx::UcxGpuTransport>(link, cells, cuda::Device(*ordinal),
+                                                        ucx_reads_gpu);
         }};
       },
-      "The producer's transport over this link.");
+      nb::arg("ordinal").none(), nb::arg("ucx_reads_gpu"),
+      "The producer's transport over this link, from host memory or from a GPU.");
 }
 
 }  // namespace

@@ -4,14 +4,11 @@ namespace tapchannel {
 
 using namespace cuda;
 
-namespace {
-CUstream as_stream(uintptr_t handle) { return reinterpret_cast<CUstream>(handle); }
-}  // namespace
-
 CudaTransport::CudaTransport(Device device, CopyTarget target, WordHome words)
     : device_(std::move(device)),
       target_(std::move(target)),
       words_(std::move(words)),
+      events_(device_),
       streams_(std::make_unique<CopyStreams>(device_)) {}
 
 void CudaTransport::enter_thread() { relax_capture_on_this_thread(); }
@@ -24,45 +21,13 @@ CudaTransport::~CudaTransport() {
       new WordHome(words_);
       static_cast<void>(streams_.release());
     }
-    ContextGuard guard(device_);
-    for (CUevent event : events_) static_cast<void>(driver()->cuEventDestroy(event));
   } catch (const std::exception&) {  // the driver is shutting down: nothing left to free
   }
 }
 
-// Step 4: one event record is all that a push costs the caller's stream (I5).
-Transport::Token CudaTransport::order(uintptr_t stream) {
-  ContextGuard guard(device_);
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  CUresult asked = driver()->cuStreamIsCapturing(as_stream(stream), &status);
-  if (asked == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ||
-      (asked == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE))
-    throw CapturingError();
-  check(asked, "cuStreamIsCapturing");
-  CUevent event = take_event();
-  CUresult recorded = driver()->cuEventRecord(event, as_stream(stream));
-  if (recorded != CUDA_SUCCESS) forget(event);
-  check(recorded, "cuEventRecord");
-  return event;
-}
+Transport::Token CudaTransport::order(uintptr_t stream) { return events_.record(stream); }
 
-CUevent CudaTransport::take_event() {
-  std::lock_guard lock(mutex_);
-  CUevent event = nullptr;
-  if (events_.empty()) {
-    check(driver()->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
-    return event;
-  }
-  event = events_.back();
-  events_.pop_back();
-  return event;
-}
-
-// A wait captures the event's state when it is enqueued, so the event may be recorded anew at once.
-void CudaTransport::forget(Token token) {
-  std::lock_guard lock(mutex_);
-  events_.push_back(static_cast<CUevent>(token));
-}
+void CudaTransport::forget(Token token) { events_.give_back(static_cast<CUevent>(token)); }
 
 void CudaTransport::put(Token token, const Source& source, const Place& place,
                         const CellGeometry& cell) {

@@ -3,10 +3,8 @@
 // same stream.
 #pragma once
 
-#include <mutex>
-#include <vector>
-
 #include "copy_streams.hpp"
+#include "cuda_events.hpp"
 #include "transport.hpp"
 
 namespace tapchannel {
@@ -45,13 +43,11 @@ class CudaTransport final : public Transport {
   bool announces_ahead() const override { return false; }
 
  private:
-  cuda::CUevent take_event();
   cuda::Device device_;
   CopyTarget target_;
   WordHome words_;
+  cuda::Events events_;
   std::unique_ptr<cuda::CopyStreams> streams_;
-  std::mutex mutex_;  // over events_
-  std::vector<cuda::CUevent> events_;
 };
 
 // cuda_ipc: straight into the slots, and the stamps themselves.

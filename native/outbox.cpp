@@ -247,6 +247,7 @@ void OutboxCore::close() {
   stop_.store(true, std::memory_order_release);
   ring(block_.consumer().bell);
   ring(idle_bell_);
+  transport_->cancel();
   if (thread_.joinable()) thread_.join();
   std::unique_lock lock(mutex_);
   // A flush on another thread may be in the middle of a copy.

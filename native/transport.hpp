@@ -93,6 +93,8 @@ class Transport {
   // What a transport needs whose two sides do not map one control block; see LaneLink.
   virtual void begin(ControlBlock&, int /*socket*/) {}
   virtual void kick() {}
+  // The outbox closes: a put that waits for the caller's stream gives up, and throws.
+  virtual void cancel() {}
   virtual bool settle(uint64_t /*limit_ns*/) { return true; }
   virtual bool rings() const { return true; }
   virtual std::string failure() const { return {}; }

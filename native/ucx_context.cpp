@@ -23,7 +23,10 @@ ucp_context_h make_context(const ucp_config_t* config) {
 }
 }  // namespace
 
-Context::Context(const std::vector<std::pair<std::string, std::string>>& settings) {
+Context::Context(const std::vector<std::pair<std::string, std::string>>& settings,
+                 std::optional<cuda::Device> device)
+    : device_(std::move(device)) {
+  auto guard = enter();
   ucp_config_t* config = nullptr;
   check(api().ucp_config_read(nullptr, nullptr, &config), "ucp_config_read");
   try {
@@ -39,6 +42,10 @@ Context::Context(const std::vector<std::pair<std::string, std::string>>& setting
     throw;
   }
   api().ucp_config_release(config);
+}
+
+std::unique_ptr<cuda::ContextGuard> Context::enter() const {
+  return device_ ? std::make_unique<cuda::ContextGuard>(*device_) : nullptr;
 }
 
 Context::~Context() {
@@ -67,6 +74,7 @@ Memory::Memory(std::shared_ptr<Context> context, void* address, size_t bytes, bo
       owner_(std::move(owner)),
       address_(reinterpret_cast<uint64_t>(address)),
       bytes_(bytes) {
+  auto guard = context_->enter();
   ucp_mem_map_params_t params{};
   params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
                       UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
@@ -85,6 +93,12 @@ Memory::Memory(std::shared_ptr<Context> context, void* address, size_t bytes, bo
   api().ucp_rkey_buffer_release(packed);
 }
 
-Memory::~Memory() { static_cast<void>(api().ucp_mem_unmap(context_->handle(), handle_)); }
+Memory::~Memory() {
+  try {
+    auto guard = context_->enter();
+    static_cast<void>(api().ucp_mem_unmap(context_->handle(), handle_));
+  } catch (const std::exception&) {  // the driver is shutting down: nothing left to free
+  }
+}
 
 }  // namespace tapchannel::ucx

@@ -4,7 +4,9 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <optional>
 
+#include "cuda_context.hpp"
 #include "ucx_api.hpp"
 
 namespace tapchannel::ucx {
@@ -18,14 +20,20 @@ class Context {
  public:
   // `settings`: (name, value) pairs without UCX_, such as NET_DEVICES. A variable that the user has
   // set in the environment is left alone.
-  explicit Context(const std::vector<std::pair<std::string, std::string>>& settings);
+  // `device`: the GPU whose memory it registers and moves, if any.
+  Context(const std::vector<std::pair<std::string, std::string>>& settings,
+          std::optional<cuda::Device> device);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
   ucp_context_h handle() const { return handle_; }
+  // UCX works in the calling thread's CUDA context: what the guard is alive for. Null without a
+  // GPU.
+  std::unique_ptr<cuda::ContextGuard> enter() const;
   std::string describe() const;  // UCX's own print of its transports and devices
 
  private:
+  std::optional<cuda::Device> device_;
   ucp_context_h handle_ = nullptr;
 };
 

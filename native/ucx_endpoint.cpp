@@ -33,6 +33,7 @@ struct Endpoint::Flush {
 Endpoint::Endpoint(std::shared_ptr<Context> context, double limit_s)
     : context_(std::move(context)), limit_s_(limit_s), patience_(limit_s) {
   ForkGuard::install();
+  auto guard = context_->enter();
   make_worker();
   try {
     make_wakeup();
@@ -99,7 +100,8 @@ ucp_rkey_h Endpoint::unpack(const Region& region) {
   return key;
 }
 
-void Endpoint::connect(const std::string& peer_address, const Region& block, const Region& arena) {
+void Endpoint::connect(const std::string& peer_address, const Regions& regions) {
+  auto guard = context_->enter();
   std::lock_guard lock(mutex_);
   if (ep_ != nullptr || !failure_.empty()) throw UcxError("endpoint is not to be connected now");
   std::vector<char> bytes = padded(peer_address);
@@ -111,10 +113,8 @@ void Endpoint::connect(const std::string& peer_address, const Region& block, con
   params.err_handler.cb = &Endpoint::peer_failed;
   params.err_handler.arg = this;
   check(api().ucp_ep_create(worker_, &params, &ep_), "ucp_ep_create");
-  regions_[0] = block;
-  regions_[1] = arena;
-  keys_[0] = unpack(block);
-  keys_[1] = unpack(arena);
+  regions_ = regions;
+  for (size_t i = 0; i < regions_.size(); ++i) keys_[i] = unpack(regions_[i]);
   names_ = query_transports();
   kick();
 }
@@ -213,6 +213,7 @@ void Endpoint::await_put(const std::shared_ptr<std::string>& source, uint64_t of
                          double limit_s) {
   auto done = std::make_shared<std::atomic<bool>>(false);
   {
+    auto guard = context_->enter();
     std::lock_guard lock(mutex_);
     for (size_t i = 0; i < count; ++i)
       put(source->data(), source->size(), Target::arena, offset, source);

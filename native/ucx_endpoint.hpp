@@ -4,6 +4,7 @@
 // and an idle endpoint is probed by its owner's heartbeat.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <mutex>
@@ -17,6 +18,8 @@ namespace tapchannel::ucx {
 
 class Endpoint {
  public:
+  // The peer's control block; its arena, or staging memory; its arrival words, where it has a gate.
+  using Regions = std::array<Region, 3>;
   using Then = std::function<void()>;
   // `limit_s`: how long an operation may stay without any progress before the peer counts as lost.
   Endpoint(std::shared_ptr<Context> context, double limit_s);
@@ -27,7 +30,7 @@ class Endpoint {
   const std::string& address() const { return address_; }
   // Connects to a peer's worker, and takes the keys of its regions.
   // Blocks:     never: what is put before the connection stands is sent once it does.
-  void connect(const std::string& peer_address, const Region& block, const Region& arena);
+  void connect(const std::string& peer_address, const Regions& regions);
   // Puts bytes into the peer's arena and waits until they are performed there.
   // On failure: throws UcxError, also when `limit_s` ran out.
   void write(uint64_t offset, const std::string& bytes, double limit_s);
@@ -40,7 +43,7 @@ class Endpoint {
   void end() noexcept;
 
  protected:
-  enum class Target { block, arena };
+  enum class Target : size_t { block, arena, words };
   void start();  // the thread; called once by the most derived constructor
   // All below: with mutex_ held.
   // A put's source must stay valid until `keep` goes, or until a later flush has ended.
@@ -49,6 +52,7 @@ class Endpoint {
   // Runs `then` once all that was put before has been performed at the peer; never after a failure.
   void flush(Then then);
   void fail(const std::string& reason);
+  bool has(Target target) const { return keys_[static_cast<size_t>(target)] != nullptr; }
   bool usable() const { return ep_ != nullptr && failure_.empty(); }
   size_t pending() const { return pending_; }
 
@@ -76,6 +80,7 @@ class Endpoint {
   void finish_flush(Flush* flush, ucs_status_t status);
   void judge_deadline(bool moved);
   void close_endpoint() noexcept;
+  std::unique_ptr<cuda::ContextGuard> guard_or_none() const noexcept;
   void wait();
   void run();
   ucp_rkey_h unpack(const Region& region);
@@ -85,8 +90,8 @@ class Endpoint {
   std::string address_;
   ucp_worker_h worker_ = nullptr;
   ucp_ep_h ep_ = nullptr;
-  ucp_rkey_h keys_[2] = {nullptr, nullptr};
-  Region regions_[2];
+  std::array<ucp_rkey_h, 3> keys_{};
+  Regions regions_;
   std::vector<std::string> names_;
   std::string failure_;
   size_t pending_ = 0;

@@ -177,13 +177,18 @@ uint64_t Link::stamp(const Mark& mark) {
     message->key = mark.key;
     std::memcpy(static_cast<void*>(&message->said), &mark.announce, sizeof(Announce));
     size_t stamp_at = block_->offset_of(&mark.stamp), said_at = block_->offset_of(&mark.announce);
+    Target home = Target::block;
+    if (has(Target::words)) {  // laid out as the stamps are; the consumer's gate stamps
+      home = Target::words;
+      stamp_at -= block_->offset_of(&block_->stamp(0, 0));
+    }
     constexpr size_t kKeyBytes = sizeof(uint64_t);  // the announce's first word, put last
     put(reinterpret_cast<const uint8_t*>(&message->said) + kKeyBytes, sizeof(Announce) - kKeyBytes,
         Target::block, said_at + kKeyBytes, message);
     number = ++stamped_;
-    flush([this, message, stamp_at, said_at] {
+    flush([this, message, home, stamp_at, said_at] {
       put(&message->key, kKeyBytes, Target::block, said_at, message);
-      put(&message->key, kKeyBytes, Target::block, stamp_at, message);
+      put(&message->key, kKeyBytes, home, stamp_at, message);
       performed_.fetch_add(1, std::memory_order_release);
     });
   }

@@ -24,6 +24,7 @@ class Link final : public LaneLink, private Endpoint {
   using Endpoint::address;
   using Endpoint::connect;
   using Endpoint::measure;
+  using Endpoint::Regions;
   using Endpoint::transports;
   using Endpoint::write;
 

@@ -77,6 +77,7 @@ void Endpoint::wait() {
 }
 
 void Endpoint::run() {
+  auto guard = context_->enter();
   while (!stop_.load(std::memory_order_acquire)) {
     unsigned moved = 0;
     {
@@ -100,6 +101,15 @@ void Endpoint::run() {
   }
 }
 
+// At exit the driver may be gone already; the endpoint must be closed all the same.
+std::unique_ptr<cuda::ContextGuard> Endpoint::guard_or_none() const noexcept {
+  try {
+    return context_->enter();
+  } catch (const std::exception&) {  // nothing of UCX's on the GPU is left to work in
+    return nullptr;
+  }
+}
+
 void Endpoint::end() noexcept {
   if (fork_.forked()) return;
   std::lock_guard ending(end_mutex_);
@@ -107,6 +117,7 @@ void Endpoint::end() noexcept {
   stop_.store(true, std::memory_order_release);
   kick();
   if (thread_.joinable()) thread_.join();
+  auto guard = guard_or_none();
   std::lock_guard lock(mutex_);
   if (failure_.empty()) failure_ = "the lane was ended";
   close_endpoint();

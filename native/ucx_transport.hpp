@@ -1,11 +1,12 @@
-// ucx, the producer's end: puts over a link, from host memory.
+// ucx, the producer's end: puts over a link, from host memory or from a GPU.
 #pragma once
 
+#include "cuda_events.hpp"
 #include "ucx_link.hpp"
 
 namespace tapchannel::ucx {
 
-class UcxTransport final : public Transport {
+class UcxTransport : public Transport {
  public:
   UcxTransport(std::shared_ptr<Link> link, size_t cells) : link_(std::move(link)), last_(cells) {}
   ~UcxTransport() override { link_->end(); }
@@ -37,12 +38,40 @@ class UcxTransport final : public Transport {
   bool rings() const override { return link_->rings(); }
   std::string failure() const override { return link_->failure(); }
 
- private:
+ protected:
+  Link& link() { return *link_; }
   // Puts have no mutual order, so a put of a dead pass must have been performed before a newer one
   // enters the same cell. With credit that is so already; after an abort it need not be.
   void await_cell(const Place& to) { link_->await(last_[to.cell]); }
+
+ private:
   std::shared_ptr<Link> link_;
   std::vector<uint64_t> last_;  // by cell: the number of its last stamp
+};
+
+// From a GPU. UCX knows no streams, so the lane's own thread waits for step 4's event. Where UCX
+// knows GPU memory it reads the source itself; elsewhere the rows go by a ring of pinned buffers.
+class UcxGpuTransport final : public UcxTransport {
+ public:
+  UcxGpuTransport(std::shared_ptr<Link> link, size_t cells, const cuda::Device& device,
+                  bool ucx_reads_gpu);
+  ~UcxGpuTransport() override;
+  void enter_thread() override { cuda::relax_capture_on_this_thread(); }
+  Token order(uintptr_t stream) override { return events_.record(stream); }
+  void forget(Token token) override { events_.give_back(static_cast<cuda::CUevent>(token)); }
+  void put(Token token, const Source& source, const Place& to, const CellGeometry& cell) override;
+  void cancel() override { cancelled_.store(true, std::memory_order_release); }
+
+ private:
+  class Ring;
+  void await(const std::function<cuda::CUresult()>& query, const char* call);
+  void put_by_ring(const Source& source, const Place& to, const CellGeometry& cell);
+  cuda::Device device_;
+  cuda::Events events_;
+  bool ucx_reads_gpu_;
+  cuda::CUstream stream_ = nullptr;
+  std::shared_ptr<Ring> ring_;  // shared with the puts that still read from it
+  std::atomic<bool> cancelled_{false};
 };
 
 }  // namespace tapchannel::ucx

@@ -164,7 +164,8 @@ class UcxMemory:
 class UcxContext:
     """One UCX context: its devices, its rules."""
 
-    def __init__(self, settings: Sequence[tuple[str, str]]) -> None: ...
+    def __init__(self, settings: Sequence[tuple[str, str]], ordinal: int | None) -> None:
+        """ordinal: the GPU whose memory it registers and moves, if any."""
 
     def register(self, arena: Arena) -> UcxMemory: ...
 
@@ -182,7 +183,7 @@ class UcxLink:
     @property
     def address(self) -> bytes: ...
 
-    def connect(self, address: bytes, block: tuple[int, int, bytes], arena: tuple[int, int, bytes]) -> None:
+    def connect(self, address: bytes, block: tuple[int, int, bytes], arena: tuple[int, int, bytes], words: tuple[int, int, bytes]) -> None:
         """Connects to a peer's worker; the regions are (address, bytes, key)."""
 
     def write(self, offset: int, bytes: bytes, limit: float) -> None:
@@ -208,8 +209,10 @@ class UcxLink:
 
     def end(self) -> None: ...
 
-    def wire(self) -> Wire:
-        """The producer's transport over this link."""
+    def wire(self, ordinal: int | None, ucx_reads_gpu: bool) -> Wire:
+        """
+        The producer's transport over this link, from host memory or from a GPU.
+        """
 
 class Mailbox:
     """The consumer's core."""

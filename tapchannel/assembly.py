@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from . import _native
 from .descriptor import ID_BYTES, PROBE_STRIDE, checked_plan
@@ -40,13 +41,15 @@ class Assembled:
     served: Served
     reservation: Reservation
     serving: Serving
-    servers: dict[str, LaneServer]
+    servers: dict[str, LaneServer] = field(default_factory=dict[str, LaneServer])
+    serving_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def offer(self, transport: Transport, lane: int) -> LaneOffer:
         """Offer a lane by one of the transports served; see `LaneServer.offer`."""
-        if transport.name not in self.servers:
-            self.servers[transport.name] = transport.serve(self.serving)
-        return self.servers[transport.name].offer(lane)
+        with self.serving_lock:
+            if transport.name not in self.servers:
+                self.servers[transport.name] = transport.serve(self.serving)
+            return self.servers[transport.name].offer(lane)
 
     def drop(self) -> None:
         """Let go of the memory; views that are alive keep the slots."""
@@ -97,4 +100,4 @@ def assemble(wanted: Wanted) -> Assembled:
     cells = [len(lane.cells) for lane in lanes]
     staging = Staging(f"{label}:staging", size, arithmetic)
     serving = Serving(reservation, staging, core, depth, cells, wanted.peer_timeout)
-    return Assembled(mailbox_id, core, served, reservation, serving, {})
+    return Assembled(mailbox_id, core, served, reservation, serving)

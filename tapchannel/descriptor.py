@@ -115,7 +115,8 @@ class Hello:
 class Remote:
     """How a peer of another host puts into this side's memory: its worker, regions and their keys.
 
-    An outbox has no arena: its address and its key are empty.
+    What a side has not, the outbox its arena and a mailbox without a gate its arrival words, has
+    an empty key.
     """
 
     worker: bytes
@@ -123,6 +124,13 @@ class Remote:
     block_key: bytes
     arena_address: int = 0
     arena_key: bytes = b""
+    words_address: int = 0
+    words_key: bytes = b""
+
+    def regions(self) -> tuple[bytes, int, bytes, int, bytes]:
+        """Give what stands before the arrival words."""
+        block = self.worker, self.block_address, self.block_key
+        return (*block, self.arena_address, self.arena_key)
 
     def body(self) -> dict[str, object]:
         """Give its fields of a frame's body."""
@@ -132,6 +140,8 @@ class Remote:
             "block_key": self.block_key.hex(),
             "arena_address": self.arena_address,
             "arena_key": self.arena_key.hex(),
+            "words_address": self.words_address,
+            "words_key": self.words_key.hex(),
         }
 
     @classmethod
@@ -143,6 +153,8 @@ class Remote:
             fields.bounded_raw("block_key", MAX_KEY),
             fields.integer("arena_address", 0, MAX_ADDRESS),
             fields.bounded_raw("arena_key", MAX_KEY),
+            fields.integer("words_address", 0, MAX_ADDRESS),
+            fields.bounded_raw("words_key", MAX_KEY),
         )
 
 

@@ -42,6 +42,7 @@ class Peer:
     pid: int
     host: str
     transport: str
+    ordering: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,9 @@ class Handshake:
                 if fd >= 0:
                     os.close(fd)
         self._check_admission(lane, admission)
-        self._desk.peers[lane.index] = Peer(hello.pid, hello.host, transport.name)
+        self._desk.peers[lane.index] = Peer(
+            hello.pid, hello.host, transport.name, offered.ordering or transport.ordering
+        )
         try:
             if offered.link is not None and not offered.link.settle(_SETTLE_LIMIT_S):
                 raise ConnectionError(f"the outbox does not take words: {offered.link.failure}")

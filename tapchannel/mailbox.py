@@ -230,8 +230,7 @@ class Mailbox(Role[_native.Mailbox]):
 
     def info(self) -> dict[str, object]:
         """Give the channel's facts, per lane: transport, refusals, rule, bytes, waits, drops."""
-        wires = self._shares.transport_of
-        lanes = all_lane_facts(self._lanes, wires, self._status, self._began)
+        lanes = all_lane_facts(self._lanes, self._service.peers, self._status, self._began)
         facts = mailbox_facts(self._name, self._scene.depth, self._made, self.addresses, lanes)
         return facts | {"last_error": self._last_error}
 

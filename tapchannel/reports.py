@@ -16,6 +16,7 @@ RawEvent: TypeAlias = "tuple[int, bool, tuple[int, ...]]"
 if TYPE_CHECKING:
     from .assembly import Assembled
     from .attach import Attachment
+    from .handshake import Peer
 
 
 def mailbox_events(core: _native.Mailbox, lanes: Sequence[Lane]) -> list[RawEvent]:
@@ -87,16 +88,16 @@ def _channel_facts(
 
 def all_lane_facts(
     lanes: Sequence[Lane],
-    wire_of: Callable[[int], str],
+    peers: Mapping[int, Peer],
     status_of: Callable[[Lane], Mapping[str, object]],
     began: float,
 ) -> list[dict[str, object]]:
     """Give what a mailbox says of its lanes."""
-    return [_lane_facts(lane, wire_of(lane.index), status_of(lane), began) for lane in lanes]
+    return [_lane_facts(lane, peers.get(lane.index), status_of(lane), began) for lane in lanes]
 
 
 def _lane_facts(
-    lane: Lane, transport: str, status: Mapping[str, object], began: float
+    lane: Lane, peer: Peer | None, status: Mapping[str, object], began: float
 ) -> dict[str, object]:
     """Give what a mailbox says of one lane."""
     received = cast("int", status["bytes"])
@@ -105,7 +106,8 @@ def _lane_facts(
         "lane": lane.index,
         "rank": lane.rank,
         "taps": [cell.tap.name for cell in lane.cells],
-        "transport": transport or None,
+        "transport": peer.transport if peer else None,
+        "ordering": peer.ordering if peer else None,
         "state": "attached" if status["attached"] else "lost" if status["lost"] else "away",
         "attaches": status["attaches"],
         "last_heartbeat_s": status["silent_s"],

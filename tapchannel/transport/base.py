@@ -67,6 +67,7 @@ class LaneOffer:
     staged: bool = False
     remote: Remote | None = None
     link: _native.UcxLink | None = None
+    ordering: str = ""  # the rule in force on this lane, where it is not the transport's own
     meet: Callable[[Fields], None] = lambda ready: None
     end: Callable[[], None] = lambda: None
 

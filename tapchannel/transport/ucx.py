@@ -1,110 +1,108 @@
-"""ucx: to the mailbox of another host, by one-sided puts into memory that it has registered."""
+"""ucx: to the mailbox of another host, by one-sided puts into memory that it has registered.
+
+A GPU's slots are written directly where UCX knows CUDA and the GPU keeps the order of an RDMA
+device's writes. Elsewhere the payload lands in pinned host memory, and the mailbox's gate does the
+rest, as with host_staged.
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 from .. import _native
 from ..descriptor import PROBE_STRIDE, Remote
-from ..errors import ProtocolError, TransportUnavailable
+from ..errors import ChannelClosed, ConfigError, DeviceError, ProtocolError, TransportUnavailable
 from ..memory import Device
-from ..rdma import rdma_devices
-from ..ucx_library import choose_ucx, loading
 from ..wire import Fields
+from . import ucx_context
 from .base import Adopted, Adoption, LaneOffer, LaneServer, Serving
+from .cuda_ipc import device_uuid
+from .ucx_context import unavailable
 
-_SEGMENTS: Final = ("TCP_TX_SEG_SIZE", "TCP_RX_SEG_SIZE")
-_SETTINGS: Final = {**dict.fromkeys(_SEGMENTS, "256k"), "TCP_PUT_ENABLE": "n"}
-# Before 1.17, what ucp_config_modify says of a transport is not heard; its environment is.
-_CONFIG_REACHES_TCP: Final = (1, 17)
 _PROBE_LIMIT_S: Final = 10.0
 _MEASURED: Final = 32  # pages that a lane's speed is measured with: 2 MiB
-
-
-def _context(needs_cuda: bool) -> _native.UcxContext:
-    """Load UCX, once a process, and make a context.
-
-    Raises:
-        TransportUnavailable: no library does for the job, or it does not start here.
-    """
-    choice = choose_ucx(_has_rdma(), needs_cuda)
-    try:
-        with loading(choice) as plan:
-            version = _native.ucx_load(list(plan.preload), plan.libucp)
-            return _native.UcxContext(_settings(version))
-    except RuntimeError as error:
-        raise _unavailable(str(error)) from error
-
-
-def _settings(version: str) -> list[tuple[str, str]]:
-    """Give the settings of UCX that are ours; those that the user has set stay.
-
-    Puts over TCP go in fragments: larger ones take a quarter of the CPU time. The zero-copy way
-    (RNDV_THRESH=inf, from 1.20 on) would be faster for the largest, but it writes on after the
-    consumer has closed its endpoint, which is what fences a dead peer.
-    """
-    kept = {name for name in _SETTINGS if f"UCX_{name}" in os.environ}
-    if kept & set(_SEGMENTS):  # the two must fit together: UCX refuses RX below TX
-        kept |= set(_SEGMENTS)
-    wanted = {name: value for name, value in _SETTINGS.items() if name not in kept}
-    if tuple(int(part) for part in version.split(".")[:2]) < _CONFIG_REACHES_TCP:
-        os.environ.update({f"UCX_{name}": value for name, value in wanted.items()})
-    return list(wanted.items())
-
-
-def _has_rdma() -> bool:
-    return any(not device.refusal for device in rdma_devices())
-
-
-def _unavailable(reason: str) -> TransportUnavailable:
-    return TransportUnavailable("UCX cannot carry this lane", refused={"ucx": reason})
+_NO_REGION: Final = (0, 0, b"")
 
 
 @dataclass
 class _Server:
-    """The UCX side of one mailbox: a context, and the slots registered with it."""
+    """The UCX side of one mailbox: a context, and the memory registered with it."""
 
     serving: Serving
-    _blocks: list[_native.UcxMemory] = field(default_factory=list[_native.UcxMemory])
+    _words: dict[int, _native.UcxMemory] = field(default_factory=dict[int, _native.UcxMemory])
 
     def __post_init__(self) -> None:
-        self.context = _context(self.serving.reservation.device.on_gpu)
+        self.ucx = ucx_context.load(self.serving.reservation.device)
 
     @cached_property
-    def slots(self) -> _native.UcxMemory:
-        """The registered arena."""
-        return self.context.register(self.serving.reservation.arena)
+    def arena(self) -> _native.Arena:
+        """Where payload lands: the slots, or host memory on the way to them."""
+        return self.serving.staging.arena() if self.ucx.by_host else self.serving.reservation.arena
+
+    @cached_property
+    def landing(self) -> _native.UcxMemory:
+        """The same, registered."""
+        return self.ucx.context.register(self.arena)
 
     def offer(self, lane: int) -> LaneOffer:
         """Make this side's end of the link; its worker is what the outbox connects to."""
         serving = self.serving
         try:
-            block = serving.core.register_block(lane, self.context)
-            link = _native.UcxLink(self.context, True, block, serving.peer_timeout)
-            slots = self.slots
-        except RuntimeError as error:
-            raise _unavailable(str(error)) from error
-        remote = Remote(link.address, block.address, block.key, slots.address, slots.key)
-        size = _native.block_bytes(serving.depth, serving.cells[lane])
+            landing = self.landing
+            words = self._arrivals(lane) if self.ucx.by_host else None
+            block = serving.core.register_block(lane, self.ucx.context)
+            link = _native.UcxLink(self.ucx.context, True, block, serving.peer_timeout)
+        except (RuntimeError, ChannelClosed, ConfigError, DeviceError) as error:
+            raise unavailable(str(error)) from error
+        remote = Remote(link.address, block.address, block.key, landing.address, landing.key)
+        if words is not None:
+            remote = Remote(*remote.regions(), words.address, words.key)
+        on_gpu = serving.reservation.device.on_gpu
+        return LaneOffer(
+            "staged" if self.ucx.by_host else serving.reservation.memory,
+            self.arena,
+            device_uuid=device_uuid(serving.reservation.device) if on_gpu else None,
+            staged=bool(self.ucx.by_host),
+            remote=remote,
+            link=link,
+            ordering=_ordering(self.ucx.by_host, on_gpu),
+            meet=partial(_meet, link, _native.block_bytes(serving.depth, serving.cells[lane])),
+            end=link.end,
+        )
 
-        def meet(ready: Fields) -> None:
-            _meet(link, Remote.parse(ready), size)
+    def _arrivals(self, lane: int) -> _native.UcxMemory:
+        """Register the words that tell the gate of what has landed, once for each lane."""
+        core = self.serving.core
+        core.open_gate(self.arena)
+        fd = core.arrivals_fd(lane, f"tapchannel:arrivals{lane}")
+        if fd < 0:
+            raise ChannelClosed("mailbox is closed")
+        size = _native.arrival_bytes(self.serving.depth, self.serving.cells[lane])
+        mapped = _native.Arena.adopt_host(fd, size)
+        if lane not in self._words:
+            self._words[lane] = self.ucx.context.register(mapped)
+        return self._words[lane]
 
-        arena, memory = serving.reservation.arena, serving.reservation.memory
-        return LaneOffer(memory, arena, remote=remote, link=link, meet=meet, end=link.end)
+
+def _ordering(by_host: str, on_gpu: bool) -> str:
+    if by_host:
+        return f"{Ucx.ordering}; by the host, since {by_host}: the gate copies, then stamps"
+    if on_gpu:
+        return f"{Ucx.ordering}; the GPU keeps the order of writes, its streams await the stamp"
+    return Ucx.ordering
 
 
-def _meet(link: _native.UcxLink, outbox: Remote, block_bytes: int) -> None:
+def _meet(link: _native.UcxLink, block_bytes: int, ready: Fields) -> None:
     """Connect back to the outbox, whose control block takes this side's words."""
+    outbox = Remote.parse(ready)
+    block = (outbox.block_address, block_bytes, outbox.block_key)
     try:
-        block = (outbox.block_address, block_bytes, outbox.block_key)
-        link.connect(outbox.worker, block, (0, 0, b""))
+        link.connect(outbox.worker, block, _NO_REGION, _NO_REGION)
     except RuntimeError as error:
-        raise _unavailable(str(error)) from error
+        raise unavailable(str(error)) from error
 
 
 class Ucx:
@@ -117,7 +115,7 @@ class Ucx:
     def refusal(self, device: Device) -> str | None:
         """Refuse where no UCX library does for the job."""
         try:
-            choose_ucx(_has_rdma(), device.on_gpu)
+            ucx_context.choose(device.on_gpu)
         except TransportUnavailable as error:
             return str(error)
         return None
@@ -132,41 +130,48 @@ class Ucx:
 
     def adopt(self, adoption: Adoption) -> Adopted:
         """Connect to the mailbox's worker; this side's control block is its own."""
-        offer, remote = adoption.offer, adoption.offer.remote
+        offer, remote, device = adoption.offer, adoption.offer.remote, adoption.device
         if adoption.fds or remote is None:
             raise ProtocolError("mailbox offers ucx without saying where it puts its memory")
-        context = _context(offer.memory != "host")
+        ucx = ucx_context.load(device)
         try:
             block = _native.ControlBlock.create(
                 "tapchannel:outbox", offer.lane, offer.depth, adoption.cells, adoption.mailbox_id
             )
-            own = context.register_block(block)
-            link = _native.UcxLink(context, False, own, adoption.peer_timeout)
-            size = _native.block_bytes(offer.depth, adoption.cells)
-            link.connect(
-                remote.worker,
-                (remote.block_address, size, remote.block_key),
-                (remote.arena_address, offer.arena_bytes, remote.arena_key),
-            )
-        except RuntimeError as error:
-            raise _unavailable(str(error)) from error
+            own = ucx.context.register_block(block)
+            link = _native.UcxLink(ucx.context, False, own, adoption.peer_timeout)
+            _connect(link, remote, adoption)
+            wire = link.wire(device.ordinal, ucx_reads_gpu=not ucx.by_host)
+        except (RuntimeError, DeviceError) as error:
+            raise unavailable(str(error)) from error
         return Adopted(
-            link.wire(),
+            wire,
             block,
-            lambda offset, pattern: _probe(link, offset, pattern),
+            partial(_probe, link),
             link.end,
             Remote(link.address, own.address, own.key).body(),
-            lambda: _facts(link),
+            partial(_facts, link, ucx),
             _slow(link),
-            lambda offset: _speed(link, offset),
+            partial(_speed, link),
         )
+
+
+def _connect(link: _native.UcxLink, remote: Remote, adoption: Adoption) -> None:
+    depth, cells = adoption.offer.depth, adoption.cells
+    words = (remote.words_address, _native.arrival_bytes(depth, cells), remote.words_key)
+    link.connect(
+        remote.worker,
+        (remote.block_address, _native.block_bytes(depth, cells), remote.block_key),
+        (remote.arena_address, adoption.offer.arena_bytes, remote.arena_key),
+        words if remote.words_key else _NO_REGION,
+    )
 
 
 def _probe(link: _native.UcxLink, offset: int, pattern: bytes) -> None:
     try:
         link.write(offset, pattern, _PROBE_LIMIT_S)
     except RuntimeError as error:
-        raise _unavailable(f"the self-test's bytes were not taken: {error}") from error
+        raise unavailable(f"the self-test's bytes were not taken: {error}") from error
 
 
 def _slow(link: _native.UcxLink) -> str:
@@ -183,5 +188,11 @@ def _speed(link: _native.UcxLink, offset: int) -> float:
     return PROBE_STRIDE * _MEASURED / seconds / 1e9
 
 
-def _facts(link: _native.UcxLink) -> Mapping[str, object]:
-    return {"ucx_lanes": link.transports()}
+def _facts(link: _native.UcxLink, ucx: ucx_context.Ucx) -> Mapping[str, object]:
+    chosen = ucx.choice.chosen
+    return {
+        "ucx": f"{chosen.version} ({chosen.name})",
+        "ucx_passed_over": dict(ucx.choice.passed_over),
+        "ucx_lanes": link.transports(),
+        "ucx_by_host": ucx.by_host,
+    }

@@ -1,0 +1,95 @@
+"""The UCX of this process as a transport needs it: loaded, set up, and what it knows of GPUs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from .. import _native
+from ..errors import TransportUnavailable
+from ..memory import Device
+from ..rdma import rdma_devices
+from ..ucx_library import UcxChoice, choose_ucx, loading
+
+_SEGMENTS: Final = ("TCP_TX_SEG_SIZE", "TCP_RX_SEG_SIZE")
+_SETTINGS: Final = {**dict.fromkeys(_SEGMENTS, "256k"), "TCP_PUT_ENABLE": "n"}
+# Before 1.17, what ucp_config_modify says of a transport is not heard; its environment is.
+_CONFIG_REACHES_TCP: Final = (1, 17)
+_ORDERED_BY_OWNER: Final = 100  # CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
+
+
+@dataclass(frozen=True, slots=True)
+class Ucx:
+    """A context of the UCX that this process uses; ``by_host`` is why GPUs are reached by the host.
+
+    Empty where UCX reads and writes the GPU's memory itself.
+    """
+
+    context: _native.UcxContext
+    choice: UcxChoice
+    by_host: str
+
+
+def choose(on_gpu: bool) -> UcxChoice:
+    """Choose the library: where a GPU takes part one that knows CUDA, else any.
+
+    Raises:
+        TransportUnavailable: no library does for the job; the text gives each one's reason.
+    """
+    rdma = any(not device.refusal for device in rdma_devices())
+    if not on_gpu:
+        return choose_ucx(rdma, needs_cuda=False)
+    try:
+        return choose_ucx(rdma, needs_cuda=True)
+    except TransportUnavailable:
+        return choose_ucx(rdma, needs_cuda=False)
+
+
+def load(device: Device) -> Ucx:
+    """Load UCX, once a process, and make a context for memory on ``device``.
+
+    Raises:
+        TransportUnavailable: no library does for the job, or it does not start here.
+    """
+    choice = choose(device.on_gpu)
+    by_host = _why_by_host(choice, device)
+    try:
+        with loading(choice) as plan:
+            version = _native.ucx_load(list(plan.preload), plan.libucp)
+            ordinal = None if by_host else device.ordinal
+            return Ucx(_native.UcxContext(_settings(version), ordinal), choice, by_host)
+    except RuntimeError as error:
+        raise unavailable(str(error)) from error
+
+
+def unavailable(reason: str) -> TransportUnavailable:
+    """Build the error for a lane that UCX cannot carry."""
+    return TransportUnavailable("UCX cannot carry this lane", refused={"ucx": reason})
+
+
+def _why_by_host(choice: UcxChoice, device: Device) -> str:
+    if device.ordinal is None:
+        return ""
+    if not choice.chosen.has_cuda:
+        return f"{choice.chosen.name} knows no CUDA"
+    ordering = _native.device_info(device.ordinal)["gpu_direct_rdma_writes_ordering"]
+    if isinstance(ordering, int) and ordering < _ORDERED_BY_OWNER:
+        return f"{device} does not keep the order of an RDMA device's writes"
+    return ""
+
+
+def _settings(version: str) -> list[tuple[str, str]]:
+    """Give the settings of UCX that are ours; those that the user has set stay.
+
+    Puts over TCP go in fragments: larger ones take a quarter of the CPU time. The zero-copy way
+    (RNDV_THRESH=inf, from 1.20 on) would be faster for the largest, but it writes on after the
+    consumer has closed its endpoint, which is what fences a dead peer.
+    """
+    kept = {name for name in _SETTINGS if f"UCX_{name}" in os.environ}
+    if kept & set(_SEGMENTS):  # the two must fit together: UCX refuses RX below TX
+        kept |= set(_SEGMENTS)
+    wanted = {name: value for name, value in _SETTINGS.items() if name not in kept}
+    if tuple(int(part) for part in version.split(".")[:2]) < _CONFIG_REACHES_TCP:
+        os.environ.update({f"UCX_{name}": value for name, value in wanted.items()})
+    return list(wanted.items())
