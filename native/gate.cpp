@@ -5,9 +5,10 @@
 namespace tapchannel {
 
 namespace {
-constexpr uint64_t kTick = 100000000ULL;     // 100 ms: nothing is awaited; credit rings the bell
+constexpr uint64_t kTick = 20000000ULL;      // 20 ms: while bells tell of all that may come
 constexpr uint64_t kNap = 10000ULL;          // first nap between looks at words that a GPU writes
 constexpr uint64_t kLongestNap = 100000ULL;  // and the last one
+constexpr uint64_t kDeafNap = 500000ULL;     // where no bells can be slept on
 }  // namespace
 
 Gate::Gate(std::unique_ptr<Passage> passage, const std::vector<Served>& lanes, uint64_t slot_bytes)
@@ -87,7 +88,11 @@ std::string Gate::failure() {
 // The announce too: a payload of which its lane never said what it is cannot be used.
 bool Gate::arrived(const Lane& lane, size_t slot, size_t cell, uint64_t key) const {
   return arrival_of(lane, slot, cell).load(std::memory_order_acquire) == key &&
-         lane.of.block->announce(slot, cell).key.load(std::memory_order_acquire) == key;
+         announced(lane, slot, cell, key);
+}
+
+bool Gate::announced(const Lane& lane, size_t slot, size_t cell, uint64_t key) const {
+  return lane.of.block->announce(slot, cell).key.load(std::memory_order_acquire) == key;
 }
 
 // The keys that have credit and have not been let through yet. A slot's newest granted key is the
@@ -106,19 +111,35 @@ void Gate::each_due(Lane& lane, Look&& look) const {
   }
 }
 
-// Returns true while something is awaited that only naps can see.
-bool Gate::look() {
+Gate::Awaited Gate::look() {
   std::lock_guard lock(looking_);
+  bells_.clear();
+  bells_.add(bell_);  // before whatever is looked at: what changes later rings it anew
   if (mark_wanted_.exchange(false, std::memory_order_acq_rel)) passage_->mark();
-  bool awaited = false;
+  Awaited awaited = Awaited::nothing;
   for (size_t i = 0; i < lanes_.size(); ++i) {
     Lane& lane = *lanes_[i];
     if (!lane.served.load(std::memory_order_acquire)) continue;
+    bells_.add(lane.of.block->producer().bell);
     each_due(lane, [&](size_t slot, size_t cell, uint64_t key) {
-      if (!arrived(lane, slot, cell, key) || !let_through(i, slot, cell, key)) awaited = true;
+      if (arrived(lane, slot, cell, key) && let_through(i, slot, cell, key)) return;
+      bool near = announced(lane, slot, cell, key);
+      awaited = std::max(awaited, near ? Awaited::payload : Awaited::announce);
     });
   }
   return awaited;
+}
+
+// A lane rings when it has announced; a GPU that then brings the payload rings nothing.
+void Gate::sleep(Awaited awaited) {
+  if (stop_.load(std::memory_order_acquire)) return;
+  if (awaited == Awaited::payload) {
+    sleep_ns(nap_ns_);
+    nap_ns_ = std::min(nap_ns_ * 2, kLongestNap);
+    return;
+  }
+  nap_ns_ = kNap;
+  if (!bells_.sleep(kTick)) sleep_ns(kDeafNap);
 }
 
 // False for an announce that does not fit the plan: its numbers must not be used, and the mailbox
@@ -145,19 +166,14 @@ bool Gate::let_through(size_t number, size_t slot, size_t cell, uint64_t key) {
 }
 
 void Gate::run() {
-  uint64_t nap = kNap;
+  nap_ns_ = kNap;
   try {
     passage_->enter_thread();
     while (!stop_.load(std::memory_order_acquire)) {
-      uint32_t before = bell_.count.load(std::memory_order_seq_cst);
-      uint64_t count = count_;
-      bool awaited = look();
-      if (count_ != count) nap = kNap;
-      sleep_on(bell_, awaited ? nap : kTick, [&] {
-        return stop_.load(std::memory_order_acquire) ||
-               bell_.count.load(std::memory_order_seq_cst) != before;
-      });
-      nap = awaited ? std::min(nap * 2, kLongestNap) : kNap;
+      uint64_t before = count_;
+      Awaited awaited = look();
+      if (count_ != before) nap_ns_ = kNap;
+      sleep(awaited);
     }
   } catch (const std::exception& error) {  // every wait on a staged lane now fails with these words
     failure_ = error.what();

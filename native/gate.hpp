@@ -16,6 +16,7 @@
 
 #include "announce.hpp"
 #include "arrivals.hpp"
+#include "bells.hpp"
 #include "passage.hpp"
 
 namespace tapchannel {
@@ -58,6 +59,7 @@ class Gate {
     std::unique_ptr<std::atomic<uint64_t>[]> passed;  // the last key let through, a cell and slot
     uint64_t last = 0;  // number of the lane's last arrival that was let through
   };
+  bool announced(const Lane& lane, size_t slot, size_t cell, uint64_t key) const;
   size_t index(const Lane& lane, size_t slot, size_t cell) const {
     return slot * lane.of.block->cells() + cell;
   }
@@ -67,7 +69,10 @@ class Gate {
   bool arrived(const Lane& lane, size_t slot, size_t cell, uint64_t key) const;
   template <class Look>
   void each_due(Lane& lane, Look&& look) const;
-  bool look();
+  // What a look has found to be awaited.
+  enum class Awaited { nothing, announce, payload };
+  Awaited look();
+  void sleep(Awaited awaited);
   bool let_through(size_t lane, size_t slot, size_t cell, uint64_t key);
   void run();
 
@@ -76,7 +81,9 @@ class Gate {
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::atomic<uint64_t> granted_{0};
   std::atomic<bool> failed_{false}, mark_wanted_{false}, stop_{false};
-  Bell bell_;  // private: wakes our thread when credit was given
+  Bell bell_;            // private: wakes our thread when credit was given
+  Bells bells_;          // our thread's: that one, and those that the lanes ring
+  uint64_t nap_ns_ = 0;  // our thread's
   // Held by our thread while it looks, also while it is stuck in the driver: everybody else tries.
   std::mutex looking_;
   uint64_t count_ = 0;  // arrivals let through so far

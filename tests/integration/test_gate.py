@@ -210,15 +210,22 @@ def test_lane_is_let_in_once_the_gate_has_carried_its_taps(channel_of: Maker) ->
             assert bool((taps["slow"] == 5).all())
 
 
-def test_idle_gate_leaves_the_processor_alone(channel_of: Maker) -> None:
-    """Bug: a gate that polls while nothing can come."""
+@pytest.mark.parametrize("granted", [False, True], ids=["between passes", "nothing pushed yet"])
+def test_gate_that_waits_leaves_the_processor_alone(channel_of: Maker, granted: bool) -> None:
+    """Bug: a gate that polls while nothing can come, or where a lane would ring."""
     channel = channel_of(PLAN, SOURCES)
     works(channel, 1)
-    used, began = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
+    if granted:
+        channel.mailbox.open_pass(2, 4)
+    before, began = cpu_seconds(), time.monotonic()
     time.sleep(IDLE)  # what is measured: a while in which nothing happens
-    now = resource.getrusage(resource.RUSAGE_SELF)
-    spent = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
-    assert spent < IDLE_SHARE * (time.monotonic() - began)
+    assert cpu_seconds() - before < IDLE_SHARE * (time.monotonic() - began)
+
+
+def cpu_seconds() -> float:
+    """Give the processor time that this process has used so far, all its threads together."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 def test_staging_memory_that_cannot_be_had_is_said(tmp_path: Path) -> None:
