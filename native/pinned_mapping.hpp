@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "control_block.hpp"
 #include "cuda_memory.hpp"
 #include "mapping.hpp"
 
@@ -14,12 +15,13 @@ class PinnedMapping {
   PinnedMapping(const cuda::Device& device, std::shared_ptr<Mapping> memory)
       : device_(device),
         memory_(std::move(memory)),
-        registered_(device_, memory_->base(), memory_->bytes()) {}
+        registered_(device_, memory_->base(), round_up(memory_->bytes(), kPage)) {}
   const cuda::Device& device() const { return device_; }
   uint8_t* base() const { return memory_->base(); }
   cuda::CUdeviceptr address() const { return registered_.device_pointer(); }
 
  private:
+  static constexpr size_t kPage = 4096;  // the driver pins whole pages
   cuda::Device device_;
   std::shared_ptr<Mapping> memory_;
   cuda::RegisteredHost registered_;  // goes before the mapping does
