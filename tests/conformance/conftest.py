@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.channels import CUDA_IPC, CUDA_VMM, SHM, STAGED, STAGED_CPU, UCX, Maker, Wire
+from support.channels import CUDA_IPC, CUDA_VMM, SHM, STAGED, STAGED_CPU, UCX, UCX_GPU, Maker, Wire
 from support.children import Children
 from support.places import Apart, Here
 
@@ -18,6 +18,7 @@ WIRES = [
     pytest.param(CUDA_IPC, id="cuda_ipc-ipc", marks=pytest.mark.gpu),
     pytest.param(STAGED_CPU, id="host_staged-cpu"),
     pytest.param(STAGED, id="host_staged", marks=pytest.mark.gpu),
+    pytest.param(UCX_GPU, id="ucx-gpu", marks=[pytest.mark.gpu, pytest.mark.ucx]),
 ]
 
 

@@ -39,6 +39,8 @@ class Wire:
 
 SHM = Wire("shm", "cpu")
 UCX = Wire("ucx", "cpu", listen="tcp://127.0.0.1")
+# Classic memory: UCX cannot export what is mapped page by page, unless by fabric handles.
+UCX_GPU = Wire("ucx", "cuda:0", "ipc", listen="tcp://127.0.0.1")
 CUDA_VMM = Wire("cuda_ipc", "cuda:0", "vmm")
 CUDA_IPC = Wire("cuda_ipc", "cuda:0", "ipc")
 STAGED_CPU = Wire("host_staged", "cpu")
