@@ -141,7 +141,7 @@ def test_reset_begins_a_new_epoch(channel_of: Maker) -> None:
     with pytest.raises(PassAborted, match="reset"):
         with channel.producer.open_pass(41, 2):
             push(channel, 0, 3)
-            lease = channel.mailbox.recv(0)
+            lease = channel.mailbox.recv(0, wait="host")
             channel.mailbox.reset()
             channel.mailbox.open_pass(1, 1)
             channel.heard()
