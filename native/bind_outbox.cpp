@@ -234,6 +234,13 @@ void bind_outbox(nb::module_& module) {
         return self.core->carried(static_cast<uint64_t>(limit * 1e9));
       },
       nb::arg("limit"), "Waits until the consumer's control block says what this side's says.");
+  outbox.def(
+      "has_credit",
+      [](PyOutbox& self, uint64_t microbatch) {
+        nb::gil_scoped_release open;
+        return self.core->has_credit(microbatch);
+      },
+      nb::arg("microbatch"), "Whether a push of this microbatch would not have to wait.");
   outbox.def("counters", &counters, nb::sig("def counters(self) -> dict[str, int | float]"));
   outbox.def(
       "events",

@@ -224,6 +224,11 @@ Verdict OutboxCore::flush(double timeout_s, const Interrupt::Ask& interrupted) {
   return bad;
 }
 
+bool OutboxCore::has_credit(uint64_t microbatch) {
+  std::lock_guard lock(mutex_);
+  return open_ && credit_covers(make_stamp(epoch_, step_, microbatch + 1));
+}
+
 bool OutboxCore::carried(uint64_t limit_ns) {
   std::lock_guard lock(mutex_);
   return !closed_ && transport_->settle(limit_ns);

@@ -70,7 +70,8 @@ class OutboxCore {
   OutboxCounters counters();
   // Waits until what this side has said stands in the consumer's own control block.
   bool carried(uint64_t limit_ns);
-  Verdict check();  // the lane's standing fault, if any
+  bool has_credit(uint64_t microbatch);  // of the open pass
+  Verdict check();                       // the lane's standing fault, if any
   ControlBlock& block() { return block_; }
 
  private:

@@ -315,6 +315,9 @@ class Outbox:
     def carried(self, limit: float) -> bool:
         """Waits until the consumer's control block says what this side's says."""
 
+    def has_credit(self, microbatch: int) -> bool:
+        """Whether a push of this microbatch would not have to wait."""
+
     def counters(self) -> dict[str, int | float]: ...
 
     def events(self, producer: bool) -> list[tuple[int, ...]]: ...

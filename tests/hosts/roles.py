@@ -81,6 +81,12 @@ def receive(desk: SimpleNamespace, microbatch: int) -> None:
         check(lease, desk.step, microbatch)
 
 
+def receive_at_once(desk: SimpleNamespace, microbatch: int) -> None:
+    """Receive a microbatch that has landed already."""
+    with desk.mailbox.try_recv(microbatch) as lease:
+        check(lease, desk.step, microbatch)
+
+
 def abort(desk: SimpleNamespace) -> None:
     """End the open pass."""
     desk.mailbox.abort("the peer was lost")
@@ -151,6 +157,21 @@ def push(desk: SimpleNamespace, microbatch: int, taps: Sequence[str] = tuple(WID
     """Push a microbatch of the open pass, or some taps of it."""
     for tap in taps:
         desk.outbox.push(microbatch, tap, payload(desk.step, microbatch, tap))
+
+
+def await_credit(desk: SimpleNamespace, microbatch: int) -> None:
+    """Wait until a push of this microbatch would not have to wait."""
+    until(lambda: credit_of(desk.outbox, microbatch))
+
+
+def credit_of(outbox: Outbox, microbatch: int) -> bool:
+    """Tell whether this side's control block holds credit for a microbatch of the open pass."""
+    return outbox._core.has_credit(microbatch)
+
+
+def flush(desk: SimpleNamespace) -> None:
+    """Wait until every push has been performed at the consumer."""
+    desk.outbox.flush()
 
 
 def push_pass(desk: SimpleNamespace, step: int, microbatches: int) -> None:

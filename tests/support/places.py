@@ -82,9 +82,9 @@ class Apart:
 
     name = "apart"
 
-    def __init__(self, children: Children) -> None:
+    def __init__(self, children: Children, env: Mapping[str, str | None] | None = None) -> None:
         self._children = children
-        self._child: Child = children.start(serve, name="producers")
+        self._child: Child = children.start(serve, name="producers", env=env)
         self._numbers = itertools.count()
 
     def attach(

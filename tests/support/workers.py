@@ -11,7 +11,7 @@ The desk is a namespace that lives as long as the worker: what a call leaves on 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -33,9 +33,13 @@ class Worker:
     """The test's hold on one such process."""
 
     def __init__(
-        self, children: Children, name: str | None = None, host: Host | None = None
+        self,
+        children: Children,
+        name: str | None = None,
+        host: Host | None = None,
+        env: Mapping[str, str | None] | None = None,
     ) -> None:
-        self.child: Child = children.start(run_calls, name=name, host=host)
+        self.child: Child = children.start(run_calls, name=name, host=host, env=env)
         self.busy = False
 
     @property
