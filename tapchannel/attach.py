@@ -120,9 +120,11 @@ def _attempt(
     addresses: Sequence[str], request: Request, asked: Asked, deadline: float
 ) -> Attachment:
     """Attach over the first address that somebody answers at: a Unix socket's comes first."""
-    deadline = min(deadline, time.monotonic() + _ATTEMPT_S)
+    last = deadline
+    deadline = min(last, time.monotonic() + _ATTEMPT_S)
     unanswered: list[Again] = []
     for number, address in enumerate(addresses):
+        deadline = min(last, deadline + asked.look(address.startswith("unix://")))
         share = (deadline - time.monotonic()) / (len(addresses) - number)
         try:
             link = dial(address, max(0.0, share))

@@ -5,6 +5,7 @@ Every transport that was passed over is kept with the reason, on both sides.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -62,6 +63,18 @@ class Asked:
         _check_name(wanted)
         self._wanted = tuple(TRANSPORTS) if wanted == "auto" else (wanted,)
         self.refused: dict[str, str] = {}
+
+    def look(self, one_host: bool) -> float:
+        """Look ahead for what `names` needs to know; give the seconds that it took.
+
+        A library on a slow file system, or a busy host, is looked at for longer than a handshake
+        may last.
+        """
+        began = time.monotonic()
+        for name in self._wanted:
+            if not TRANSPORTS[name].one_host and (not one_host or len(self._wanted) == 1):
+                self._may_ask(name, near=False, one_host=one_host)
+        return time.monotonic() - began
 
     def names(self, one_host: bool) -> tuple[str, ...]:
         """Give what to ask for over a link of one host, or of two.

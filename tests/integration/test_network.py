@@ -35,6 +35,8 @@ from tapchannel import Mailbox, interfaces, service, sockets
 from tapchannel.descriptor import proof
 from tapchannel.errors import ConfigError
 from tapchannel.stores import rendezvous
+from tapchannel.transport import ucx_context
+from tapchannel.ucx_library import UcxChoice
 from tapchannel.wire import CHALLENGE, HELLO, OFFER, REFUSAL, Fields, send_frame
 
 SECRET = "correct horse battery"
@@ -208,6 +210,30 @@ def test_silent_peers_of_the_network_hold_up_nobody(
             with link:
                 assert ended(link)
         assert is_let_in(knock(remote, None))
+
+
+@pytest.mark.ucx
+def test_library_is_looked_at_before_the_mailbox_has_to_wait(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An outbox on a slow or busy host whose every handshake ends before it has found its UCX."""
+    monkeypatch.setattr(service, "HANDSHAKE_LIMIT_S", 2.0)
+    choose = ucx_context.choose
+
+    def choose_slowly(on_gpu: bool) -> UcxChoice:
+        if not looked:
+            looked.append(time.monotonic())
+            time.sleep(2.5)  # the library takes this long
+        return choose(on_gpu)
+
+    looked = [0.0]
+    with small_channel(tmp_path, ranks=(), transport="ucx", listen="tcp://127.0.0.1") as channel:
+        looked.clear()
+        monkeypatch.setattr(ucx_context, "choose", choose_slowly)
+        with attach(tmp_path, 7, transport="ucx"):
+            assert states(channel.mailbox)[7] == "attached"
+        assert channel.mailbox._service.refusals == []  # no handshake that came to nothing
+    assert len(looked) == 1
 
 
 def test_close_ends_every_way_in() -> None:
