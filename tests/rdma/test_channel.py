@@ -22,21 +22,38 @@ CUT_LIMIT = 15.0
 LOOPBACK = "127.0.0.1"  # of the handshake alone: what is carried goes by the devices
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[Worker, Worker]]:
-    """Give a consumer and its producer, attached, each with a device of its own."""
+@pytest.fixture(scope="module")
+def steady() -> Iterator[tuple[Children, list[Worker]]]:
+    """Give the workers of all tests here: one takes half a minute to start on such a processor.
+
+    A test that kills one puts another in its place.
+    """
     with Children(LIMIT) as children:
-        consumer = Worker(children, "consumer", env=device(0))
-        producer = Worker(children, "producer", env=device(1))
-        store = f"file://{tmp_path}"
-        consumer.call(roles.serve, store, LOOPBACK, {})
-        producer.call(roles.attach, store, {})
-        assert_all_rc(producer.call(roles.facts)["ucx_lanes"], 1)
-        yield consumer, producer
-        for worker in (consumer, producer):
-            if worker.child.exitcode is None:
-                worker.call(roles.clear)
-                worker.dismiss()
+        workers = [Worker(children, "consumer", env=device(0))]
+        workers.append(Worker(children, "producer", env=device(1)))
+        yield children, workers
+        children.limit(LIMIT)
+        for worker in workers:
+            worker.dismiss()
+
+
+@pytest.fixture
+def pair(steady: tuple[Children, list[Worker]], tmp_path: Path) -> Iterator[tuple[Worker, Worker]]:
+    """Give a consumer and its producer, attached, each with a device of its own."""
+    children, workers = steady
+    children.limit(LIMIT)
+    for number, name in enumerate(("consumer", "producer")):
+        if workers[number].child.exitcode is not None:
+            workers[number] = Worker(children, name, env=device(number))
+    consumer, producer = workers
+    store = f"file://{tmp_path}"
+    consumer.call(roles.serve, store, LOOPBACK, {})
+    producer.call(roles.attach, store, {})
+    assert_all_rc(producer.call(roles.facts)["ucx_lanes"], 1)
+    yield consumer, producer
+    for worker in (producer, consumer):
+        if worker.child.exitcode is None:
+            worker.call(roles.clear)
 
 
 def test_taps_cross_the_wire_and_nothing_but_the_wire(pair: tuple[Worker, Worker]) -> None:
