@@ -28,11 +28,13 @@ from common import (
     spread_of,
     table,
 )
-from gpu_roles import CONSUMER, COUNTS, Producer, consume, producer_of
+from gpu_roles import CONSUMER, COUNTS, Producer, UcxProducer, consume, producer_of
 from gpu_staged import StagedProducer
 
 WARM_UP = 3
 COST_ROUNDS = 10
+KINDS = (Producer, StagedProducer, UcxProducer)
+UCX_ROUNDS = 3  # over TCP a round takes seconds
 PAUSE_S = 0.001  # between pushes: long enough for the lane's own thread to fall asleep
 
 
@@ -120,11 +122,12 @@ def _measure(store: str, rounds: int) -> tuple[list[list[str]], dict[str, Any], 
     costs: dict[str, Any] = {}
     devices = [f"cuda:{index}" for index in range(min(2, torch.cuda.device_count()))]
     with Partner(consume, store) as partner:
-        for kind, device, size in product((Producer, StagedProducer), devices, COUNTS):
+        for kind, device, size in product(KINDS, devices, COUNTS):
             way = "" if kind is Producer else f" by {kind.transport}"
             with producer_of(kind, partner, store, device, size) as producer:
                 label = f"{device} → {CONSUMER}{way}, {size_text(size)}"
-                speeds[label] = measure_size(producer, size, rounds)
+                few = min(rounds, UCX_ROUNDS) if kind is UcxProducer else rounds
+                speeds[label] = measure_size(producer, size, few)
                 rows.append(_row(label, speeds[label]))
                 if size == MIB:
                     costs[device + way] = measure_cost(producer)

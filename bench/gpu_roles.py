@@ -22,6 +22,8 @@ ROW_BYTES = 2 * WIDTH
 # How many messages make a round: more would fill the launch queue while the gate is closed.
 COUNTS = {MIB: 128, 8 * MIB: 128, 64 * MIB: 32}
 CONSUMER = "cuda:0"
+# UCX exports classic allocations only; the handshake goes by loopback.
+OVER_UCX: dict[str, str] = {"listen": "tcp://127.0.0.1", "memory": "ipc"}
 SETTLE_S = 0.003  # for the lane's own thread to enqueue what it has taken from its queue
 
 
@@ -68,6 +70,7 @@ def consume(line: Line, store: str) -> None:
                 store=store,
                 name=asked.name,
                 transport=asked.transport,
+                **(OVER_UCX if asked.transport == "ucx" else {}),
             )
             line.say()
         elif mailbox is not None:
@@ -203,6 +206,12 @@ class Producer:
         with self._outbox.open_pass(self._step, count):
             yield ended
         ended.append(self._partner.hear())
+
+
+class UcxProducer(Producer):
+    """Pushes as to another host: by whatever UCX takes between two processes of this one."""
+
+    transport = "ucx"
 
 
 @contextmanager
