@@ -139,9 +139,7 @@ class Producer:
             with torch.cuda.stream(self._stream):
                 for microbatch, source in enumerate(self._sources[:count]):
                     self._outbox.push(microbatch, TAP, source)
-            while self._outbox.info()["queued"]:
-                time.sleep(SETTLE_S)
-            time.sleep(SETTLE_S)
+            self._await_enqueued()
             began = self._open_gate()
         if ended[0] < began:
             raise RuntimeError("a push landed before its gate was opened")
@@ -192,6 +190,12 @@ class Producer:
                 costs.append((time.perf_counter_ns() - began) / 1e3)
         return costs
 
+    def _await_enqueued(self) -> None:
+        """Wait until the lane's own thread has handed all pushes to the driver."""
+        while self._outbox.info()["queued"]:
+            time.sleep(SETTLE_S)
+        time.sleep(SETTLE_S)
+
     def _open_gate(self) -> int:
         began = time.monotonic_ns()
         self._gate.host.value = self._round
@@ -212,6 +216,10 @@ class UcxProducer(Producer):
     """Pushes as to another host: by whatever UCX takes between two processes of this one."""
 
     transport = "ucx"
+
+    def _await_enqueued(self) -> None:
+        """Let the lane's own thread come to the first push: it waits for the gate itself."""
+        time.sleep(SETTLE_S)
 
 
 @contextmanager
