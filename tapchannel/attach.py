@@ -34,7 +34,7 @@ from .errors import (
 from .memory import Device
 from .plan import Cell, TapPlan
 from .refusal import Refusal
-from .sockets import Descriptor
+from .sockets import Descriptor, bear_silence
 from .stores import Rendezvous
 from .targets import targets_of
 from .transport.base import Adopted, Adoption, Transport, own_device
@@ -222,6 +222,7 @@ def _map(
         _say_why(link, error)
         raise
     link.settimeout(None)
+    bear_silence(link, request.peer_timeout)
     if adopted.slow:
         _warn(request, offer, adopted, refused)
     return Attachment(offer, cells, adopted, transport, refused, device, link)

@@ -26,7 +26,7 @@ from .errors import TransportUnavailable
 from .plan import Lane
 from .plan_check import mismatch_rows
 from .refusal import Refusal
-from .sockets import peer_pid, peer_pidfd
+from .sockets import bear_silence, peer_pid, peer_pidfd
 from .transport.base import LaneOffer, Transport
 from .wire import CHALLENGE, HELLO, LIVE, OFFER, READY, REFUSAL, Fields, receive_frame, send_frame
 
@@ -193,6 +193,7 @@ class Handshake:
         )
 
     def _go_live(self, hello: Hello, lane: Lane, transport: Transport, offered: LaneOffer) -> None:
+        bear_silence(self._link, self._desk.wanted.peer_timeout)
         held, pidfd = os.dup(self._link.fileno()), peer_pidfd(self._link)
         # The kernel's word for the pid: the peer's own may be of another PID namespace.
         here = peer_pid(self._link) == os.getpid()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import socket
@@ -70,6 +71,19 @@ def tune(link: socket.socket) -> None:
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+
+
+def bear_silence(link: socket.socket, seconds: float) -> None:
+    """Let a live lane's link be silent as long as its peer may be, where that is longer.
+
+    It ended sooner otherwise, and the lane with it, whatever ``peer_timeout`` says.
+    """
+    if link.family == socket.AF_UNIX or 1000 * seconds <= USER_TIMEOUT_MS:
+        return
+    interval = math.ceil(seconds / (KEEPALIVE_PROBES + 1))
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(1000 * seconds))
 
 
 def listen_local(address: str) -> socket.socket:

@@ -15,7 +15,15 @@ import pytest
 
 from support.network import cut_wire, needs_ipv6, port_of
 from tapchannel import sockets
-from tapchannel.sockets import connect, fresh_address, listen_local, other_user, tune
+from tapchannel.sockets import (
+    USER_TIMEOUT_MS,
+    bear_silence,
+    connect,
+    fresh_address,
+    listen_local,
+    other_user,
+    tune,
+)
 
 LIMIT = 5.0
 OPTIONS = {
@@ -169,3 +177,18 @@ def test_link_over_a_cut_wire_ends_by_itself(busy: bool) -> None:
                 link.recv(1)
             assert raised.value.errno == errno.ETIMEDOUT
             assert 6 < time.monotonic() - began < 14
+
+
+def test_link_of_a_patient_lane_bears_a_longer_silence() -> None:
+    """A lane that may be silent for a minute, whose link ends after eight seconds all the same."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with socket.create_connection(listener.getsockname()) as link:
+            tune(link)
+            bear_silence(link, 7.0)
+            assert link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == USER_TIMEOUT_MS
+            bear_silence(link, 60.0)
+            assert link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+            idle = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+            interval = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL)
+            probes = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT)
+            assert 60 <= idle + probes * interval <= 64
