@@ -42,6 +42,7 @@ namespace tapchannel::ucx {
   X(ucp_request_free)
 
 struct Api {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): a name that is declared
 #define TAPCHANNEL_UCX_MEMBER(name) decltype(&::name) name = nullptr;
   TAPCHANNEL_UCX_FUNCTIONS(TAPCHANNEL_UCX_MEMBER)
 #undef TAPCHANNEL_UCX_MEMBER

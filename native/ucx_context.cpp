@@ -34,7 +34,8 @@ Context::Context(const std::vector<std::pair<std::string, std::string>>& setting
       if (!set_by_user(name)) {
         // A setting that this version does not know is one that it does not need.
         ucs_status_t set = api().ucp_config_modify(config, name.c_str(), value.c_str());
-        if (set != UCS_ERR_NO_ELEM) check(set, ("UCX_" + name + "=" + value).c_str());
+        if (set != UCS_ERR_NO_ELEM && set != UCS_OK)
+          throw UcxError(std::string("UCX_").append(name).append("=").append(value), set);
       }
     handle_ = make_context(config);
   } catch (...) {
