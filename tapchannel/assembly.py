@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from . import _native
-from .descriptor import ID_BYTES, PROBE_STRIDE, checked_plan
+from .descriptor import ID_BYTES, PROBE_STRIDE, Hello, checked_plan
 from .memory import Device, Reservation, Staging, arena_bytes, keep_local, reserve
 from .plan import Lane, TapPlan
 from .settings import cell_geometry
@@ -44,12 +44,12 @@ class Assembled:
     servers: dict[str, LaneServer] = field(default_factory=dict[str, LaneServer])
     serving_lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def offer(self, transport: Transport, lane: int) -> LaneOffer:
+    def offer(self, transport: Transport, lane: int, hello: Hello) -> LaneOffer:
         """Offer a lane by one of the transports served; see `LaneServer.offer`."""
         with self.serving_lock:
             if transport.name not in self.servers:
                 self.servers[transport.name] = transport.serve(self.serving)
-            return self.servers[transport.name].offer(lane)
+            return self.servers[transport.name].offer(lane, hello)
 
     def drop(self) -> None:
         """Let go of the memory; views that are alive keep the slots."""

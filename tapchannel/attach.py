@@ -37,8 +37,10 @@ from .refusal import Refusal
 from .sockets import Descriptor, bear_silence
 from .stores import Rendezvous
 from .targets import targets_of
+from .transport import ucx_context
 from .transport.base import Adopted, Adoption, Transport, own_device
 from .transport.select import TRANSPORTS, Asked, faster
+from .transport.ucx import Ucx
 from .wire import CHALLENGE, HELLO, LIVE, OFFER, READY, REFUSAL, Fields, receive_frame, send_frame
 
 log = logging.getLogger("tapchannel.attach")
@@ -190,6 +192,7 @@ def _hello(request: Request, names: tuple[str, ...], challenge: Challenge, nonce
         request.plan.to_json(),
         request.claimed,
         names,
+        ucx_context.label() if Ucx.name in names else "",
         proof(secret, "outbox", challenge, nonce, request.rank) if secret else None,
     )
 

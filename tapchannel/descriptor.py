@@ -75,6 +75,7 @@ class Hello:
     plan: str
     claimed: tuple[str, ...] | None
     transports: tuple[str, ...]
+    ucx: str  # version of its UCX, and whether it knows CUDA; empty where it asks for none
     proof: bytes | None
 
     def body(self) -> dict[str, object]:
@@ -89,6 +90,7 @@ class Hello:
             "claims": self.claimed is not None,
             "claimed": list(self.claimed or ()),
             "transports": list(self.transports),
+            "ucx": self.ucx,
             "proof": (self.proof or b"").hex(),
         }
 
@@ -107,6 +109,7 @@ class Hello:
             tuple(
                 short_text(item, MAX_WORD) for item in fields.items("transports", MAX_TRANSPORTS)
             ),
+            fields.text("ucx", MAX_WORD),
             fields.optional_raw("proof", NONCE_BYTES),
         )
 
@@ -126,11 +129,7 @@ class Remote:
     arena_key: bytes = b""
     words_address: int = 0
     words_key: bytes = b""
-
-    def regions(self) -> tuple[bytes, int, bytes, int, bytes]:
-        """Give what stands before the arrival words."""
-        block = self.worker, self.block_address, self.block_key
-        return (*block, self.arena_address, self.arena_key)
+    ucx: str = ""
 
     def body(self) -> dict[str, object]:
         """Give its fields of a frame's body."""
@@ -142,6 +141,7 @@ class Remote:
             "arena_key": self.arena_key.hex(),
             "words_address": self.words_address,
             "words_key": self.words_key.hex(),
+            "ucx": self.ucx,
         }
 
     @classmethod
@@ -155,6 +155,7 @@ class Remote:
             fields.bounded_raw("arena_key", MAX_KEY),
             fields.integer("words_address", 0, MAX_ADDRESS),
             fields.bounded_raw("words_key", MAX_KEY),
+            fields.text("ucx", MAX_WORD),
         )
 
 

@@ -143,7 +143,7 @@ class Handshake:
         probe_offset = wanted.plan.arena_bytes(wanted.depth) + lane.index * PROBE_STRIDE
         probe = secrets.token_bytes(PROBE_BYTES)
         terms = _Terms(transport, refused, probe_offset, probe)
-        offered = self._offered(transport, lane)
+        offered = self._offered(transport, lane, hello)
         try:
             self._send_offer(challenge, hello, lane, terms, offered)
             self._check_ready(terms, offered)
@@ -152,9 +152,9 @@ class Handshake:
             offered.end()
             raise
 
-    def _offered(self, transport: Transport, lane: Lane) -> LaneOffer:
+    def _offered(self, transport: Transport, lane: Lane, hello: Hello) -> LaneOffer:
         try:
-            return self._desk.made.offer(transport, lane.index)
+            return self._desk.made.offer(transport, lane.index, hello)
         except TransportUnavailable as error:
             raise self._refused(
                 "TransportUnavailable", error.what, "", "", refused=error.refused

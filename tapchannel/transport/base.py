@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from .. import _native
-from ..descriptor import Offer, Remote
+from ..descriptor import Hello, Offer, Remote
 from ..errors import ProtocolError
 from ..memory import Device, Reservation, Staging
 from ..wire import Fields
@@ -75,7 +75,7 @@ class LaneOffer:
 class LaneServer(Protocol):
     """One transport of one mailbox, made when the first lane asks for it."""
 
-    def offer(self, lane: int) -> LaneOffer:
+    def offer(self, lane: int, hello: Hello) -> LaneOffer:
         """Give what a lane's producer needs; its descriptors are the caller's.
 
         Raises:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from .. import _native
-from ..descriptor import Offer
+from ..descriptor import Hello, Offer
 from ..errors import DeviceError, ProtocolError, TransportUnavailable
 from ..memory import Device, local_arena
 from .base import Adopted, Adoption, LaneOffer, LaneServer, Serving, adopt_block
@@ -18,7 +18,7 @@ from .base import Adopted, Adoption, LaneOffer, LaneServer, Serving, adopt_block
 class _Server:
     serving: Serving
 
-    def offer(self, lane: int) -> LaneOffer:
+    def offer(self, lane: int, hello: Hello) -> LaneOffer:
         """Give a descriptor (vmm) or a handle (ipc), and the GPU by its UUID, never its ordinal."""
         reservation, block_fd = self.serving.reservation, self.serving.core.block_fd(lane)
         arena, memory = reservation.arena, reservation.memory

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import _native
+from ..descriptor import Hello
 from ..errors import ChannelClosed, ConfigError, DeviceError, ProtocolError, TransportUnavailable
 from ..memory import Device
 from .base import Adopted, Adoption, LaneOffer, LaneServer, Serving, adopt_block
@@ -22,7 +23,7 @@ from .cuda_ipc import device_uuid, gpu_refusal
 class _Server:
     serving: Serving
 
-    def offer(self, lane: int) -> LaneOffer:
+    def offer(self, lane: int, hello: Hello) -> LaneOffer:
         """Give descriptors of the control block, the staging memory and the arrival words."""
         core = self.serving.core
         try:

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from .. import _native
+from ..descriptor import Hello
 from ..errors import TransportUnavailable
 from ..memory import Device
 from .base import Adopted, Adoption, LaneOffer, LaneServer, Serving, adopt_block
@@ -15,7 +16,7 @@ from .base import Adopted, Adoption, LaneOffer, LaneServer, Serving, adopt_block
 class _Server:
     serving: Serving
 
-    def offer(self, lane: int) -> LaneOffer:
+    def offer(self, lane: int, hello: Hello) -> LaneOffer:
         """Give descriptors of the lane's control block and of the memfd."""
         arena, core = self.serving.reservation.arena, self.serving.core
         return LaneOffer("host", arena, fds=(core.block_fd(lane), arena.export_fd()))

@@ -13,7 +13,8 @@ from functools import cached_property, partial
 from typing import Final
 
 from .. import _native
-from ..descriptor import PROBE_STRIDE, Remote
+from ..descriptor import PROBE_STRIDE, Hello, Remote
+from ..error_text import printable
 from ..errors import ChannelClosed, ConfigError, DeviceError, ProtocolError, TransportUnavailable
 from ..memory import Device
 from ..wire import Fields
@@ -22,7 +23,7 @@ from .base import Adopted, Adoption, LaneOffer, LaneServer, Serving
 from .cuda_ipc import device_uuid
 from .ucx_context import unavailable
 
-_PROBE_LIMIT_S: Final = 10.0
+_PROBE_LIMIT_S: Final = 8.0  # less than the mailbox waits for: this side says why
 _MEASURED: Final = 32  # pages that a lane's speed is measured with: 2 MiB
 _NO_REGION: Final = (0, 0, b"")
 
@@ -36,39 +37,50 @@ class _Server:
 
     def __post_init__(self) -> None:
         self.ucx = ucx_context.load(self.serving.reservation.device)
+        self.label = ucx_context.label()
 
     @cached_property
-    def arena(self) -> _native.Arena:
-        """Where payload lands: the slots, or host memory on the way to them."""
-        return self.serving.staging.arena() if self.ucx.by_host else self.serving.reservation.arena
+    def slots(self) -> _native.UcxMemory:
+        """The slots, registered."""
+        return self.ucx.context.register(self.serving.reservation.arena)
 
     @cached_property
-    def landing(self) -> _native.UcxMemory:
-        """The same, registered."""
-        return self.ucx.context.register(self.arena)
+    def staging(self) -> _native.UcxMemory:
+        """Host memory on the way to the slots, registered."""
+        return self.ucx.context.register(self.serving.staging.arena())
 
-    def offer(self, lane: int) -> LaneOffer:
+    def offer(self, lane: int, hello: Hello) -> LaneOffer:
         """Make this side's end of the link; its worker is what the outbox connects to."""
         serving = self.serving
+        on_gpu = serving.reservation.device.on_gpu
+        by_host = self.ucx.by_host
+        if on_gpu and not by_host and not hello.ucx.endswith(ucx_context.KNOWS_CUDA):
+            by_host = f"the outbox's UCX {hello.ucx} knows no CUDA"
         try:
-            landing = self.landing
-            words = self._arrivals(lane) if self.ucx.by_host else None
+            words = self._arrivals(lane) if by_host else None
+            landing = self.staging if by_host else self.slots
             block = serving.core.register_block(lane, self.ucx.context)
             link = _native.UcxLink(self.ucx.context, True, block, serving.peer_timeout)
         except (RuntimeError, ChannelClosed, ConfigError, DeviceError) as error:
             raise unavailable(str(error)) from error
-        remote = Remote(link.address, block.address, block.key, landing.address, landing.key)
-        if words is not None:
-            remote = Remote(*remote.regions(), words.address, words.key)
-        on_gpu = serving.reservation.device.on_gpu
+        remote = Remote(
+            link.address,
+            block.address,
+            block.key,
+            landing.address,
+            landing.key,
+            words.address if words else 0,
+            words.key if words else b"",
+            self.label,
+        )
         return LaneOffer(
-            "staged" if self.ucx.by_host else serving.reservation.memory,
-            self.arena,
+            "staged" if by_host else serving.reservation.memory,
+            serving.staging.arena() if by_host else serving.reservation.arena,
             device_uuid=device_uuid(serving.reservation.device) if on_gpu else None,
-            staged=bool(self.ucx.by_host),
+            staged=bool(by_host),
             remote=remote,
             link=link,
-            ordering=_ordering(self.ucx.by_host, on_gpu),
+            ordering=_ordering(by_host, on_gpu),
             meet=partial(_meet, link, _native.block_bytes(serving.depth, serving.cells[lane])),
             end=link.end,
         )
@@ -76,7 +88,7 @@ class _Server:
     def _arrivals(self, lane: int) -> _native.UcxMemory:
         """Register the words that tell the gate of what has landed, once for each lane."""
         core = self.serving.core
-        core.open_gate(self.arena)
+        core.open_gate(self.serving.staging.arena())
         fd = core.arrivals_fd(lane, f"tapchannel:arrivals{lane}")
         if fd < 0:
             raise ChannelClosed("mailbox is closed")
@@ -115,7 +127,7 @@ class Ucx:
     def refusal(self, device: Device) -> str | None:
         """Refuse where no UCX library does for the job."""
         try:
-            ucx_context.choose(device.on_gpu)
+            ucx_context.choose()
         except TransportUnavailable as error:
             return str(error)
         return None
@@ -147,9 +159,9 @@ class Ucx:
         return Adopted(
             wire,
             block,
-            partial(_probe, link),
+            partial(_probe, link, remote.ucx),
             link.end,
-            Remote(link.address, own.address, own.key).body(),
+            Remote(link.address, own.address, own.key, ucx=ucx_context.label()).body(),
             partial(_facts, link, ucx),
             _slow(link),
             partial(_speed, link),
@@ -167,11 +179,13 @@ def _connect(link: _native.UcxLink, remote: Remote, adoption: Adoption) -> None:
     )
 
 
-def _probe(link: _native.UcxLink, offset: int, pattern: bytes) -> None:
+def _probe(link: _native.UcxLink, theirs: str, offset: int, pattern: bytes) -> None:
     try:
         link.write(offset, pattern, _PROBE_LIMIT_S)
     except RuntimeError as error:
-        raise unavailable(f"the self-test's bytes were not taken: {error}") from error
+        both = f"UCX {ucx_context.label()} here, {printable(theirs)} there"
+        reason = f"the self-test's bytes were not taken: {error} ({both})"
+        raise unavailable(reason) from error
 
 
 def _slow(link: _native.UcxLink) -> str:

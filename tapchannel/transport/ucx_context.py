@@ -12,6 +12,7 @@ from ..memory import Device
 from ..rdma import rdma_devices
 from ..ucx_library import UcxChoice, choose_ucx, loading
 
+KNOWS_CUDA: Final = " with CUDA"
 _SEGMENTS: Final = ("TCP_TX_SEG_SIZE", "TCP_RX_SEG_SIZE")
 _SETTINGS: Final = {**dict.fromkeys(_SEGMENTS, "256k"), "TCP_PUT_ENABLE": "n"}
 # Before 1.17, what ucp_config_modify says of a transport is not heard; its environment is.
@@ -31,19 +32,27 @@ class Ucx:
     by_host: str
 
 
-def choose(on_gpu: bool) -> UcxChoice:
-    """Choose the library: where a GPU takes part one that knows CUDA, else any.
+def choose() -> UcxChoice:
+    """Choose the library: one that knows CUDA where this process sees a GPU, else any.
+
+    By what is visible, not by what is asked for: the first choice binds the whole process.
 
     Raises:
         TransportUnavailable: no library does for the job; the text gives each one's reason.
     """
     rdma = any(not device.refusal for device in rdma_devices())
-    if not on_gpu:
+    if _native.device_count() == 0:
         return choose_ucx(rdma, needs_cuda=False)
     try:
         return choose_ucx(rdma, needs_cuda=True)
     except TransportUnavailable:
         return choose_ucx(rdma, needs_cuda=False)
+
+
+def label() -> str:
+    """Give the chosen library's version, and whether it knows CUDA, for the peer."""
+    chosen = choose().chosen
+    return f"{chosen.version}{KNOWS_CUDA if chosen.has_cuda else ''}"
 
 
 def load(device: Device) -> Ucx:
@@ -52,7 +61,7 @@ def load(device: Device) -> Ucx:
     Raises:
         TransportUnavailable: no library does for the job, or it does not start here.
     """
-    choice = choose(device.on_gpu)
+    choice = choose()
     by_host = _why_by_host(choice, device)
     try:
         with loading(choice) as plan:

@@ -89,7 +89,8 @@ def frame(kind: int, body: bytes, magic: bytes = MAGIC, version: int = VERSION) 
 def hello(**changes: object) -> bytes:
     """Build a hello that is right but for these fields."""
     body = (
-        Hello("x", 3, 1, "host", bytes(32), PLAN.to_json(), None, ("shm",), None).body() | changes
+        Hello("x", 3, 1, "host", bytes(32), PLAN.to_json(), None, ("shm",), "", None).body()
+        | changes
     )
     return frame(HELLO, json.dumps(body).encode())
 

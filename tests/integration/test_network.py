@@ -220,11 +220,11 @@ def test_library_is_looked_at_before_the_mailbox_has_to_wait(
     monkeypatch.setattr(service, "HANDSHAKE_LIMIT_S", 2.0)
     choose = ucx_context.choose
 
-    def choose_slowly(on_gpu: bool) -> UcxChoice:
+    def choose_slowly() -> UcxChoice:
         if not looked:
             looked.append(time.monotonic())
             time.sleep(2.5)  # the library takes this long
-        return choose(on_gpu)
+        return choose()
 
     looked = [0.0]
     with small_channel(tmp_path, ranks=(), transport="ucx", listen="tcp://127.0.0.1") as channel:

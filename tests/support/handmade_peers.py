@@ -37,7 +37,7 @@ def dial(address: str) -> socket.socket:
 
 def hello(**changes: object) -> dict[str, object]:
     """Give the body of a right hello, but for the changes."""
-    made = Hello(NAME, 7, os.getpid(), "n1", NONCE, PLAN.to_json(), None, ("shm",), None)
+    made = Hello(NAME, 7, os.getpid(), "n1", NONCE, PLAN.to_json(), None, ("shm",), "", None)
     return {**made.body(), **changes}
 
 

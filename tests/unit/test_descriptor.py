@@ -36,7 +36,16 @@ JSON = st.recursive(
 )
 CHALLENGE = Challenge(bytes(16), bytes(32), "draft", True)
 HELLO_FRAME = Hello(
-    "draft", 7, 4711, "n1", bytes(32), '{"version":1}', ("high", "low"), ("shm",), bytes(range(32))
+    "draft",
+    7,
+    4711,
+    "n1",
+    bytes(32),
+    '{"version":1}',
+    ("high", "low"),
+    ("shm",),
+    "1.19",
+    bytes(range(32)),
 )
 OFFER = Offer(
     transport="cuda_ipc",
