@@ -6,17 +6,18 @@ message holds other words at every place: a late, stale or mixed one cannot pass
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from signal import Signals
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 
@@ -32,6 +33,10 @@ MESSAGE_BYTES = ROWS * WIDTH * 8
 DEPTH = 4
 PASS_MICROBATCHES = 128  # fewer than an outbox queues, so that a push never finds its queue full
 GRACE = 5.0  # seconds that the other side gets to say what it saw
+# Seconds that only a hang takes: two processes import torch and UCX and make a CUDA context, on a
+# busy machine from a slow file system. Once both are there, no message takes as long as a stall.
+TO_START = 300.0
+STALL = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +49,20 @@ class Exchange:
     consumer_device: str
     wait: Literal["stream", "host"]
     messages: int
-    limit: float = 60.0  # seconds
+    limit: float = TO_START  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What came of an exchange. ``failure`` is empty where every message was received."""
+    """What came of an exchange. ``failure`` is empty where every message was received.
+
+    ``lanes`` are UCX's lanes, such as ``rc_mlx5/mlx5_0:1``, where UCX carried it.
+    """
 
     wrong_words: int = 0
     seconds: float = 0.0
     failure: str = ""
+    lanes: tuple[str, ...] = ()
 
 
 def run(exchange: Exchange) -> Finding:
@@ -64,7 +73,7 @@ def run(exchange: Exchange) -> Finding:
     """
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="tapchannel-") as folder:
-        store, seed = (Path(folder) / "store").as_uri(), secrets.randbits(32)
+        store, seed = (Path(folder) / "store").as_uri(), secrets.randbits(63)
         links: dict[str, Connection] = {}
         processes: dict[str, BaseProcess] = {}
         try:
@@ -122,7 +131,9 @@ def _read(link: Connection, process: BaseProcess) -> Finding:
 
 def _judge(findings: dict[str, Finding]) -> Finding:
     failures = [f"{name}: {found.failure}" for name, found in findings.items() if found.failure]
-    return Finding(failure="; ".join(failures)) if failures else findings["consume"]
+    if failures:
+        return Finding(failure="; ".join(failures))
+    return replace(findings["consume"], lanes=findings["produce"].lanes)
 
 
 def _play(
@@ -132,6 +143,8 @@ def _play(
     seed: int,
     link: Connection,
 ) -> None:
+    # An exchange is as slow as it was meant to be: no warning of a wire that is not the fastest.
+    logging.getLogger("tapchannel.attach").setLevel(logging.ERROR)
     try:
         finding = role(exchange, store, seed)
     except (TapChannelError, RuntimeError, OSError) as error:
@@ -143,19 +156,26 @@ def _plan() -> TapPlan:
     return TapPlan(groups={TAP: [TAP]}, width=WIDTH, dtype="int64", max_rows=ROWS)
 
 
-def _passes(messages: int) -> Iterator[tuple[int, int]]:
+def passes(messages: int) -> Iterator[tuple[int, int]]:
+    """Give step and microbatches of each pass that so many messages take."""
     for step, first in enumerate(range(0, messages, PASS_MICROBATCHES)):
         yield step, min(PASS_MICROBATCHES, messages - first)
 
 
-def _pattern(seed: int, device: str) -> torch.Tensor:
+def pattern(seed: int, device: str, rows: int = ROWS) -> torch.Tensor:
+    """Give words of which no two are alike; plus a message's number, they are that message's."""
     random = torch.Generator().manual_seed(seed)
-    words = torch.randint(-(2**62), 2**62, (ROWS, WIDTH), dtype=torch.int64, generator=random)
+    words = torch.randint(-(2**62), 2**62, (rows, WIDTH), dtype=torch.int64, generator=random)
     return words.to(device)
 
 
+def _secret(exchange: Exchange, seed: int) -> str | None:
+    # Both sides know the seed, and nobody else: over TCP anybody may knock.
+    return f"{seed:016x}" if exchange.transport == "ucx" else None
+
+
 def _consume(exchange: Exchange, store: str, seed: int) -> Finding:
-    pattern = _pattern(seed, exchange.consumer_device)
+    words = pattern(seed, exchange.consumer_device)
     wrong = torch.zeros((), dtype=torch.int64, device=exchange.consumer_device)
     # With the rows given, a stream wait is enqueued before anything has landed: the harder case.
     rows = ROWS if exchange.wait == "stream" else None
@@ -166,37 +186,45 @@ def _consume(exchange: Exchange, store: str, seed: int) -> Finding:
         device=exchange.consumer_device,
         store=store,
         name=CHANNEL,
-        timeout=exchange.limit,
+        timeout=STALL,
         transport=exchange.transport,
         memory=exchange.memory,
+        secret=_secret(exchange, seed),
+        listen="tcp://127.0.0.1" if exchange.transport == "ucx" else None,
     ) as mailbox:
         mailbox.wait_ready(exchange.limit)
         begun = time.monotonic()
-        for step, microbatches in _passes(exchange.messages):
+        for step, microbatches in passes(exchange.messages):
             with mailbox.open_pass(step, microbatches):
                 for microbatch in range(microbatches):
-                    expected = pattern + (step * PASS_MICROBATCHES + microbatch)
+                    expected = words + (step * PASS_MICROBATCHES + microbatch)
                     with mailbox.recv(microbatch, wait=exchange.wait, rows=rows) as taps:
                         wrong += (taps[TAP] != expected).sum()
         return Finding(int(wrong.item()), time.monotonic() - begun)
 
 
 def _produce(exchange: Exchange, store: str, seed: int) -> Finding:
-    pattern = _pattern(seed, exchange.producer_device)
+    words = pattern(seed, exchange.producer_device)
     with Outbox(
         _plan(),
         0,
         store=store,
         name=CHANNEL,
         device=exchange.producer_device,
-        timeout=exchange.limit,
+        timeout=STALL,
         attach_timeout=exchange.limit,
         transport=exchange.transport,
+        secret=_secret(exchange, seed),
     ) as outbox:
-        for step, microbatches in _passes(exchange.messages):
+        for step, microbatches in passes(exchange.messages):
             with outbox.open_pass(step, microbatches):
                 for microbatch in range(microbatches):
                     number = step * PASS_MICROBATCHES + microbatch
-                    outbox.push(microbatch, TAP, pattern + number)
-                outbox.flush(exchange.limit)
-    return Finding()
+                    outbox.push(microbatch, TAP, words + number)
+                outbox.flush()
+        return Finding(lanes=lanes_of(outbox))
+
+
+def lanes_of(outbox: Outbox) -> tuple[str, ...]:
+    """Give UCX's lanes to the mailbox, such as ``rc_mlx5/mlx5_0:1``; none where UCX has no part."""
+    return tuple(cast("list[str]", outbox.info().get("ucx_lanes", [])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,7 +11,8 @@ from .. import _native
 from ..errors import TransportUnavailable
 from ..memory import Device
 from ..rdma import rdma_devices
-from ..ucx_library import UcxChoice, choose_ucx, loading
+from ..ucx_candidates import UcxCandidate, candidates
+from ..ucx_library import UcxChoice, choose_ucx, loading, pick
 
 KNOWS_CUDA: Final = " with CUDA"
 _SEGMENTS: Final = ("TCP_TX_SEG_SIZE", "TCP_RX_SEG_SIZE")
@@ -40,13 +42,26 @@ def choose() -> UcxChoice:
     Raises:
         TransportUnavailable: no library does for the job; the text gives each one's reason.
     """
+    return _chosen(choose_ucx)
+
+
+def foresee() -> UcxChoice:
+    """Say what `choose` would choose in a fresh process. This one is not bound to it.
+
+    Raises:
+        TransportUnavailable: as `choose`.
+    """
+    return _chosen(lambda verbs, cuda: pick(candidates(), verbs, cuda))
+
+
+def _chosen(choose_for: Callable[[bool, bool], UcxChoice]) -> UcxChoice:
     rdma = any(not device.refusal for device in rdma_devices())
     if _native.device_count() == 0:
-        return choose_ucx(rdma, needs_cuda=False)
+        return choose_for(rdma, False)
     try:
-        return choose_ucx(rdma, needs_cuda=True)
+        return choose_for(rdma, True)
     except TransportUnavailable:
-        return choose_ucx(rdma, needs_cuda=False)
+        return choose_for(rdma, False)
 
 
 def label() -> str:
@@ -80,11 +95,19 @@ def unavailable(reason: str) -> TransportUnavailable:
 def _why_by_host(choice: UcxChoice, device: Device) -> str:
     if device.ordinal is None:
         return ""
-    if not choice.chosen.has_cuda:
-        return f"{choice.chosen.name} knows no CUDA"
     ordering = _native.device_info(device.ordinal)["gpu_direct_rdma_writes_ordering"]
+    return why_by_host(choice.chosen, str(device), ordering)
+
+
+def why_by_host(ucx: UcxCandidate, gpu: str, ordering: object) -> str:
+    """Say why a GPU is reached through host memory; empty where RDMA writes reach it.
+
+    ``ordering`` is the driver's word on the order that the GPU keeps of an RDMA device's writes.
+    """
+    if not ucx.has_cuda:
+        return f"{ucx.name} knows no CUDA"
     if isinstance(ordering, int) and ordering < _ORDERED_BY_OWNER:
-        return f"{device} does not keep the order of an RDMA device's writes"
+        return f"{gpu} does not keep the order of an RDMA device's writes"
     return ""
 
 

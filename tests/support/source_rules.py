@@ -48,7 +48,17 @@ LAYERS = (
     ("role",),
     ("mailbox", "outbox", "telemetry"),
     ("__init__",),
-    ("machine", "selftest", "doctor", "demo", "integrations"),
+    (
+        "machine",
+        "selftest",
+        "doctor",
+        "doctor_network",
+        "doctor_report",
+        "doctor_text",
+        "litmus",
+        "demo",
+        "integrations",
+    ),
     ("cli",),
     ("__main__",),
 )

@@ -7,43 +7,24 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from support.made_up_machines import gpu, machine, network
 from tapchannel import cli, doctor, selftest
-from tapchannel.doctor import FAILED, NOT_HERE, OK, Check, Report
+from tapchannel.doctor import OK, Report
+from tapchannel.doctor_report import FAILED, NOT_HERE, Check
 from tapchannel.machine import Machine
 from tapchannel.selftest import Exchange, Finding
 
 ALL_WORDS = selftest.ROWS * selftest.WIDTH
 
 
-def gpu(ordinal: int, **changes: Any) -> dict[str, Any]:
-    """Describe a GPU that can do everything."""
-    return {
-        "ordinal": ordinal,
-        "name": "made-up",
-        "uuid": f"GPU-{ordinal}",
-        "pci_bus_id": f"0000:0{ordinal}:00.0",
-        "total_bytes": 141 << 30,
-        "stream_mem_ops_64": True,
-        "vmm": True,
-        "posix_fd_handles": True,
-        "gpu_direct_rdma_writes_ordering": 100,
-        **changes,
-    }
-
-
-def machine(*gpus: dict[str, Any], cuda_refusal: str = "", peers: bool = True) -> Machine:
-    """Describe a machine with these GPUs, all of them peers or none."""
-    return Machine(
-        versions={"tapchannel": "0"},
-        driver={"available": not cuda_refusal, "refusal": cuda_refusal, "driver_version": 13000},
-        gpus=list(gpus),
-        peer_access=[[peers and here is not there for there in gpus] for here in gpus],
-        cuda_refusal=cuda_refusal,
-    )
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Let doctor see a made-up network, but where it is to see this machine."""
+    if "anything_made_up" not in request.node.name:
+        monkeypatch.setattr(doctor, "examine_network", lambda _: network())
 
 
 @pytest.fixture
@@ -76,6 +57,14 @@ def test_here_without_anything_made_up(capsys: pytest.CaptureFixture[str]) -> No
     assert [check["verdict"] for check in shm] == [OK, OK]
     assert [check["wrong_words"] for check in shm] == [0, 0]
     assert report["transports"]["shm"] == {"usable": True, "reason": ""}
+    over_ucx = [check for check in report["checks"] if check["exchange"]["transport"] == "ucx"]
+    if report["network"]["ucx"] is None:
+        assert {check["verdict"] for check in over_ucx} == {NOT_HERE}
+        assert report["transports"]["ucx"]["reason"] == report["network"]["refusal"] != ""
+    else:
+        assert [check["verdict"] for check in over_ucx[:1]] == [OK]
+        assert over_ucx[0]["lanes"]
+        assert report["transports"]["ucx"] == {"usable": True, "reason": ""}
     if not report["gpus"]:
         assert code == 0
         assert report["ok"] is True
@@ -181,7 +170,7 @@ def test_one_kind_of_memory_is_enough() -> None:
     """
     ipc = Exchange("cuda_ipc", "ipc", "cuda:0", "cuda:0", "stream", 16)
     vmm = replace(ipc, memory="vmm")
-    report = Report(machine(gpu(0)))
+    report = Report(machine(gpu(0)), network())
     report.checks.append(Check("self-test", vmm, FAILED, detail="refused"))
     assert report.transports()["cuda_ipc"] == "refused"
     report.checks.append(Check("self-test", ipc, OK))
