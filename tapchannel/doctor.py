@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from rich.console import Console
 
-from . import selftest
+from . import litmus_command, selftest
 from .doctor_network import Network, examine_network
 from .doctor_report import FAILED, NOT_HERE, OK, Check, Report
 from .doctor_text import print_report
@@ -99,8 +100,13 @@ def diagnose(messages: int) -> Report:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``tapchannel doctor``; 0 unless something failed that should work here."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] == ["litmus"]:
+        return litmus_command.main(given[1:])
     parser = argparse.ArgumentParser(
-        prog="tapchannel doctor", description="Say what works on this machine, and test it."
+        prog="tapchannel doctor",
+        description="Say what works on this machine, and test it.",
+        epilog="tapchannel doctor litmus --help: the same between two hosts.",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument(
@@ -111,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="messages of each litmus, which looks for a stamp that overtook its payload; "
         "0 leaves the litmus out (default %(default)s)",
     )
-    options = parser.parse_args(argv)
+    options = parser.parse_args(given)
     if options.messages < 0:
         parser.error("--messages must be 0 or more")
     report = diagnose(options.messages)

@@ -16,6 +16,7 @@ from .ucx_library import UcxChoice
 USUAL_MAILBOX: Final = 1 << 30
 _ORDERS: Final = {0: "none", 100: "owner", 200: "all devices"}
 _RDMA_LANES: Final = ("rc_", "dc_", "ud_", "gga_")
+_SHARING_LANES: Final = ("cuda_ipc/", "posix/", "sysv/", "cma/", "knem/", "xpmem/")
 _WITH_VERBS: Final = "the extra rdma-cu12 or rdma-cu13 brings a UCX with verbs"
 _WITH_CUDA: Final = "the extra ucx-cu12 or ucx-cu13 brings a UCX with CUDA"
 
@@ -105,7 +106,12 @@ def examine_network(machine: Machine) -> Network:
 
 
 def went_by_rdma(lanes: Sequence[str]) -> list[str]:
-    """Give the RDMA devices that these lanes of UCX use."""
+    """Give the RDMA devices that carried the payload over these lanes of UCX, as far as is certain.
+
+    Within a host UCX has lanes through shared memory beside, which it prefers.
+    """
+    if any(lane.startswith(_SHARING_LANES) for lane in lanes):
+        return []
     rdma = [lane for lane in lanes if lane.startswith(_RDMA_LANES)]
     return list(dict.fromkeys(lane.partition("/")[2] for lane in rdma))
 

@@ -30,7 +30,7 @@ from .settings import (
     reading_stream,
     secret_bytes,
 )
-from .stores import Rendezvous, own_address, rendezvous
+from .stores import Rendezvous, own_address, own_listen, rendezvous
 from .verdicts import Scene, finder, wire_finder
 
 _TRY, _HOST, _STREAM = range(3)
@@ -54,7 +54,8 @@ class Mailbox(Role[_native.Mailbox]):
         ``"cpu"`` or ``"cuda:N"``: where the slots lie and the draft trains.
     store, name
         Where outboxes find it: a ``torch.distributed.Store``, ``"file:///folder"``,
-        ``"unix:///path.sock"`` or ``"tcp://host:port"`` of a TCPStore; and the channel's name.
+        ``"unix:///path.sock"``, ``"tcp://host:port"`` of a TCPStore, or, without any store, a
+        `tapchannel.stores.DirectAddress`; and the channel's name.
     when_full
         What becomes of a push without credit. ``"wait"``: it is queued. ``"drop_newest"``: it is
         dropped and counted, and `Lease.missing` names its tap.
@@ -105,7 +106,8 @@ class Mailbox(Role[_native.Mailbox]):
         place = rendezvous(store, name)
         known = secret_bytes(secret)
         where = Device.parse(device)
-        places = where_to_listen(own_address(store), listen, transport, known, allow_no_secret)
+        at = own_listen(store, listen)
+        places = where_to_listen(own_address(store), at, transport, known, allow_no_secret)
         limits = self._check, checked_peer_timeout(peer_timeout), bool(places.spots)
         wanted = Wanted(name, plan, self._lanes, depth, where, transport, memory, *limits)
         self._made = assemble(wanted)

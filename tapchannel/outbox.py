@@ -52,7 +52,8 @@ class Outbox(Role[_native.Outbox]):
     plan, rank
         The tap plan, as the mailbox has it; this producer's rank in the mailbox's ``sources``.
     store, name
-        Where the mailbox is found; the same as on the other side.
+        Where the mailbox is found; the same as on the other side. Without a store,
+        ``tapchannel.stores.DirectAddress("tcp://host:port")`` names the mailbox's own address.
     device
         This producer's GPU, where the mailbox is on one; the current device by default.
     taps

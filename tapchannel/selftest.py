@@ -90,6 +90,8 @@ def run(exchange: Exchange) -> Finding:
         finally:
             for process in processes.values():
                 _end(process)
+            for link in links.values():
+                link.close()
 
 
 def _end(process: BaseProcess) -> None:
@@ -97,6 +99,7 @@ def _end(process: BaseProcess) -> None:
     if process.is_alive():
         process.kill()
         process.join()
+    process.close()
 
 
 def _listen(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from .endpoints import tcp_parts
+from .endpoints import parse_listen, tcp_parts
 from .errors import AttachError, ConfigError
 from .layout import checked_name
 from .sockets import fresh_address
@@ -119,25 +119,50 @@ class FileStore:
 
 
 class DirectAddress:
-    """The mailbox's own socket, named by the caller on both sides."""
+    """The mailbox's own socket, named by the caller on both sides: a channel without a store.
+
+    ::
+
+        Mailbox(..., store=DirectAddress("tcp://*:47000"), secret=...)         # listens there
+        Outbox(..., store=DirectAddress("tcp://draft-host:47000"), secret=...)
+
+    For an outbox ``"tcp://HOST:PORT"`` or ``"unix:///path.sock"``; a mailbox listens there, unless
+    its ``listen=`` says otherwise, and takes all that ``listen=`` may say. A store that is the
+    plain text ``"unix:///path.sock"`` means the same; ``"tcp://host:port"`` means a TCPStore.
+
+    Raises:
+        ConfigError: it is no such address.
+    """
 
     def __init__(self, address: str) -> None:
-        self._address = address
+        if not address.startswith("unix:///"):
+            parse_listen(address)
+        self.address = address
 
     def publish(self, addresses: Sequence[str]) -> None:
         """Do nothing: whoever attaches has the address already."""
 
     def lookup(self) -> tuple[str, ...] | None:
-        """Give the address."""
-        return (self._address,)
+        """Give the address.
+
+        Raises:
+            ConfigError: a mailbox can listen there, but nobody can dial it.
+        """
+        if self.address.startswith("tcp://") and tcp_parts(self.address) is None:
+            raise ConfigError(
+                "direct address is not that of one socket",
+                seen=repr(self.address),
+                expected="'tcp://HOST:PORT', with one host and one port",
+            )
+        return (self.address,)
 
     def describe(self) -> str:
         """Name the address."""
-        return f"address {self._address}"
+        return f"address {self.address}"
 
 
 def rendezvous(store: object, name: str) -> Rendezvous:
-    """Give the rendezvous for ``store``: a torch Store, ``file://``, ``unix://`` or ``tcp://``.
+    """Give the rendezvous for ``store``: a torch Store, a URL, or a `DirectAddress`.
 
     Raises:
         ConfigError: the store is none of these.
@@ -146,19 +171,29 @@ def rendezvous(store: object, name: str) -> Rendezvous:
     checked_name("channel", name)
     if isinstance(store, str):
         return _from_url(store, name)
+    if isinstance(store, DirectAddress):
+        return store
     if hasattr(store, "check") and hasattr(store, "set") and hasattr(store, "get"):
         return TorchStore(store, name, type(store).__name__)  # pyright: ignore[reportArgumentType]
     raise ConfigError(
         "store is no place to meet",
         seen=type(store).__name__,
-        expected="a torch.distributed.Store, 'file:///folder', 'unix:///path.sock' or "
-        "'tcp://host:port' of a TCPStore",
+        expected="a torch.distributed.Store, 'file:///folder', 'unix:///path.sock', "
+        "'tcp://host:port' of a TCPStore, or tapchannel.stores.DirectAddress",
     )
 
 
 def own_address(store: object) -> str:
     """Give the address that a mailbox listens on: the caller's, or a fresh one."""
-    return store if isinstance(store, str) and store.startswith("unix://") else fresh_address()
+    named = store.address if isinstance(store, DirectAddress) else store
+    return named if isinstance(named, str) and named.startswith("unix://") else fresh_address()
+
+
+def own_listen(store: object, listen: str | None) -> str | None:
+    """Give where a mailbox listens for other hosts: as it was told, or at its direct address."""
+    if listen is None and isinstance(store, DirectAddress) and store.address.startswith("tcp://"):
+        return store.address
+    return listen
 
 
 def _from_url(url: str, name: str) -> Rendezvous:

@@ -56,6 +56,7 @@ LAYERS = (
         "doctor_report",
         "doctor_text",
         "litmus",
+        "litmus_command",
         "demo",
         "integrations",
     ),

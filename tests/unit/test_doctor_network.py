@@ -172,6 +172,7 @@ def test_sizes_and_lanes_are_read_right() -> None:
         "unlimited",
     ]
     assert went_by_rdma(["tcp/eth0", "cuda_copy/cuda"]) == []
+    assert went_by_rdma(["cuda_ipc/cuda", "rc_mlx5/mlx5_0:1"]) == []  # a GPU of the same host
     assert went_by_rdma(["rc_mlx5/mlx5_0:1", "ud_verbs/mlx5_0:1", "dc_mlx5/mlx5_1:1"]) == [
         "mlx5_0:1",
         "mlx5_1:1",

@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 from tapchannel.endpoints import tcp_parts
 from tapchannel.errors import AttachError, ConfigError
 from tapchannel.layout import MAX_NAME
-from tapchannel.stores import MAX_ADDRESS, MAX_HOSTS, own_address, rendezvous
+from tapchannel.stores import (
+    MAX_ADDRESS,
+    MAX_HOSTS,
+    DirectAddress,
+    own_address,
+    own_listen,
+    rendezvous,
+)
 
 ADDRESS = "unix:///tmp/tapchannel-1/mailbox.sock"
 QUICK = timedelta(seconds=5)
@@ -100,6 +107,45 @@ def test_direct_address_is_its_own_rendezvous() -> None:
     place = rendezvous("unix:///run/my channel.sock", "draft")
     place.publish(["unix:///elsewhere"])
     assert place.lookup() == ("unix:///run/my channel.sock",)
+
+
+@pytest.mark.parametrize(
+    "address", ["tcp://draft-host:47000", "tcp://10.0.0.1:1", "tcp://[fd00::1]:47000", "unix:///s"]
+)
+def test_direct_address_needs_no_store(address: str) -> None:
+    """A tcp:// address that is taken for a TCPStore's, or changed by what a mailbox publishes."""
+    place = rendezvous(DirectAddress(address), "draft")
+    place.publish(["tcp://elsewhere:1"])
+    assert place.lookup() == (address,)
+    assert address in place.describe()
+
+
+@pytest.mark.parametrize(
+    "address", ["", "draft-host:47000", "tcp://", "tcp://host:0", "unix://path", "file:///folder"]
+)
+def test_direct_address_that_is_none(address: str) -> None:
+    """An address that nobody can listen at or dial, found out when the channel is to carry."""
+    with pytest.raises(ConfigError):
+        DirectAddress(address)
+
+
+@pytest.mark.parametrize("address", ["tcp://*:47000", "tcp://host", "tcp://host:47000-47100"])
+def test_direct_address_of_many_sockets_can_be_listened_at_only(address: str) -> None:
+    """An outbox that dials a wildcard or a range."""
+    with pytest.raises(ConfigError, match="one port"):
+        rendezvous(DirectAddress(address), "draft").lookup()
+    assert own_listen(DirectAddress(address), None) == address
+
+
+def test_mailbox_listens_at_its_direct_address_unless_told_otherwise() -> None:
+    """A listen= that is overruled, or a mailbox without one that nobody can reach."""
+    direct = DirectAddress("tcp://draft-host:47000")
+    assert own_listen(direct, None) == "tcp://draft-host:47000"
+    assert own_listen(direct, "tcp://*") == "tcp://*"
+    assert own_listen(DirectAddress("unix:///run/a.sock"), None) is None
+    assert own_listen("tcp://host:80", None) is None
+    assert own_address(DirectAddress("unix:///run/a.sock")) == "unix:///run/a.sock"
+    assert own_address(direct).startswith("unix://@")
 
 
 def test_mailbox_listens_where_the_caller_says_or_at_an_address_of_its_own(tmp_path: Path) -> None:
