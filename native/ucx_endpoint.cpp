@@ -178,6 +178,7 @@ void Endpoint::flush_done(void* request, ucs_status_t status, void* user) {
 void Endpoint::finish_flush(Flush* flush, ucs_status_t status) {
   std::unique_ptr<Flush> held(flush);
   completed(status);
+  stands_ = stands_ || status == UCS_OK;
   if (status == UCS_OK && failure_.empty()) held->then();
 }
 

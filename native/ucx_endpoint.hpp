@@ -79,6 +79,8 @@ class Endpoint {
                  double limit_s);
   void finish_flush(Flush* flush, ucs_status_t status);
   void judge_deadline(bool moved);
+  bool closing_aborts() const;
+  void abandon() noexcept;
   void close_endpoint() noexcept;
   std::unique_ptr<cuda::ContextGuard> guard_or_none() const noexcept;
   void wait();
@@ -98,6 +100,8 @@ class Endpoint {
   double limit_s_;
   Patience patience_;
   std::atomic<bool> one_sided_{false};
+  bool stands_ = false;     // the connection: a flush has come back over it
+  bool abandoned_ = false;  // with mutex_ held
   int worker_fd_ = -1, kick_fd_ = -1, poll_fd_ = -1;
   std::atomic<bool> stop_{false};
   std::mutex end_mutex_;

@@ -7,11 +7,12 @@
 namespace tapchannel::ucx {
 
 namespace {
-constexpr int kTickMs = 100;        // an idle endpoint looks this often
-constexpr int kPendingTickMs = 20;  // with operations under way: for their deadline
-constexpr int kNapMs = 1;           // where UCX cannot wake: between looks at operations
-constexpr int kIdleNapMs = 5;       // and between looks at nothing
-constexpr int kBurst = 64;          // calls of progress before the lock is given away
+constexpr int kTickMs = 100;             // an idle endpoint looks this often
+constexpr int kPendingTickMs = 20;       // with operations under way: for their deadline
+constexpr int kNapMs = 1;                // where UCX cannot wake: between looks at operations
+constexpr int kIdleNapMs = 5;            // and between looks at nothing
+constexpr int kBurst = 64;               // calls of progress before the lock is given away
+constexpr unsigned kClosesAnyTime = 14;  // UCX 1.14
 constexpr uint64_t kCloseLimit = 2000000000ULL;
 
 // A peer has nothing to say on the socket once it is live: an end, or any byte, ends the lane.
@@ -33,9 +34,24 @@ void Endpoint::judge_deadline(bool moved) {
          " s: the network between the hosts is cut, or its process is stopped");
 }
 
+// Before 1.14 UCX aborts the process when an endpoint over verbs is closed, or its worker
+// destroyed, while its request to connect waits to be sent: while the peer's device is silent.
+bool Endpoint::closing_aborts() const {
+  return !stands_ && one_sided() && api().minor < kClosesAnyTime;
+}
+
+// Leaves all that UCX holds for the endpoint to the process's end; nothing can land by it, since it
+// was never connected.
+void Endpoint::abandon() noexcept {
+  abandoned_ = true;
+  ep_ = nullptr;
+  static_cast<void>(new std::shared_ptr<Context>(context_));
+}
+
 // Ends what UCX still does for the endpoint; its operations end as cancelled.
 void Endpoint::close_endpoint() noexcept {
   if (ep_ == nullptr) return;
+  if (closing_aborts()) return abandon();
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_EP_CLOSE_FLAG_FORCE;
@@ -82,7 +98,7 @@ void Endpoint::run() {
     unsigned moved = 0;
     {
       std::lock_guard lock(mutex_);
-      for (int i = 0; i < kBurst; ++i) {
+      for (int i = 0; i < kBurst && !abandoned_; ++i) {
         unsigned now = api().ucp_worker_progress(worker_);
         moved += now;
         if (now == 0) break;
@@ -121,7 +137,8 @@ void Endpoint::end() noexcept {
   std::lock_guard lock(mutex_);
   if (failure_.empty()) failure_ = "the lane was ended";
   close_endpoint();
-  api().ucp_worker_destroy(std::exchange(worker_, nullptr));
+  ucp_worker_h worker = std::exchange(worker_, nullptr);
+  if (!abandoned_) api().ucp_worker_destroy(worker);
 }
 
 // The descriptors go last: until here another thread may still kick.
