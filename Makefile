@@ -70,8 +70,10 @@ gpu:
 	$(PYTHON) tests/support/gpu_run.py $(ARGS)
 
 # Every test takes many times as long there. Only this folder: even to import the others takes minutes.
+# No watchdog of pytest's: it is a thread, and the tests fork.
 rdma: $(VENV)/.built
-	tests/rdma/guest.sh $(BIN)/python -m pytest tests/rdma -m rdma --require rdma -o timeout=300 $(ARGS)
+	tests/rdma/guest.sh $(BIN)/python -m pytest tests/rdma -m rdma --require rdma -o timeout=300 \
+	  -o faulthandler_timeout=0 $(ARGS)
 
 stub: $(VENV)/.built
 	$(STUBGEN) -o tapchannel/_native.pyi

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
-from hosts import roles
+from support import remote_roles as roles
 from support.children import Children
 from support.hosts import Host, hosts
+from support.remote_channel import End, RemoteChannel
 from support.workers import Worker
 
 TEST_LIMIT = 55.0
@@ -61,49 +62,28 @@ def steady() -> Iterator[Steady]:
                 worker.dismiss()
 
 
-class Channel:
-    """A consumer on the near host, a producer on the far one, and the store that both see."""
+class Channel(RemoteChannel):
+    """A channel whose consumer is on the near host, and whose producer is on the far one."""
 
     def __init__(self, steady: Steady, children: Children, store: str) -> None:
         self.near, self.far = steady.pair
-        self.store = store
-        self._steady = steady.workers
+        ends = (End(host.name, host.address) for host in steady.pair)
+        super().__init__(*steady.workers, store, *ends)
+        self.steady_consumer, self.steady_producer = steady.workers
         self._children = children
         self._victims: list[Worker] = []
-        self.resume()
 
-    def resume(self) -> None:
-        """Give the roles to the workers that outlive the test."""
-        self.consumer, self.producer = self._steady
-
-    def risk_consumer(self) -> Worker:
+    def risk_consumer(self) -> None:
         """Start a consumer that the test may kill."""
         self.consumer = self._victim("consumer to be lost", self.near)
-        return self.consumer
 
-    def risk_producer(self) -> Worker:
+    def risk_producer(self) -> None:
         """Start a producer that the test may kill."""
         self.producer = self._victim("producer to be lost", self.far)
-        return self.producer
-
-    def serve(self, version: int = 4, options: dict[str, Any] | None = None) -> None:
-        """Make the mailbox, at its host's address of an IP version."""
-        address = self.near.address if version == 4 else self.near.address6
-        self.consumer.call(roles.serve, self.store, address, options or {})
-
-    def attach(self, options: dict[str, Any] | None = None) -> None:
-        """Attach the outbox."""
-        self.producer.call(roles.attach, self.store, options or {})
-
-    def carry(self, step: int, microbatches: int = 2) -> None:
-        """See that a pass goes through whole."""
-        self.producer.begin(roles.push_pass, step, microbatches)
-        self.consumer.call(roles.receive_pass, step, microbatches)
-        self.producer.finish()
 
     def clear(self) -> None:
         """Close what the test left open; kill what a failed test left in a call."""
-        for worker in (*self._victims, *self._steady):
+        for worker in (*self._victims, self.steady_consumer, self.steady_producer):
             if worker.child.exitcode is not None:
                 continue
             if worker.busy or worker in self._victims:

@@ -7,8 +7,8 @@ import signal
 import traceback
 from types import SimpleNamespace
 
-from hosts import roles
 from support import processes
+from support import remote_roles as roles
 
 
 def live_once(desk: SimpleNamespace, store: str, step: int, killed: bool) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 
-from hosts import roles
 from hosts.conftest import Channel
+from support import remote_roles as roles
 from support.hosts import CABLE
 
 pytestmark = pytest.mark.ucx
@@ -23,7 +22,7 @@ SECONDS_A_TAP = 8 * roles.ROWS * roles.WIDTHS["early"] * 8 / (SLOW_MBIT * 1e6)
 @pytest.mark.parametrize("version", [4, 6])
 def test_every_tap_of_every_pass_arrives(channel: Channel, version: int) -> None:
     """Catches a byte that is lost, late or misplaced on its way, and a way that is not the wire."""
-    channel.serve(version)
+    channel.serve(channel.near.address if version == 4 else channel.near.address6)
     channel.attach()
     before = channel.far.sent_bytes()
     for step in range(PASSES):
@@ -34,8 +33,7 @@ def test_every_tap_of_every_pass_arrives(channel: Channel, version: int) -> None
 
 def test_both_sides_say_that_they_use_the_wire(channel: Channel) -> None:
     """Catches a lane that goes through shared memory, or a side that cannot say how it goes."""
-    channel.serve()
-    channel.attach()
+    channel.open()
     lane = channel.consumer.call(roles.facts)["lanes"][0]
     facts = channel.producer.call(roles.facts)
     assert (lane["transport"], facts["transport"]) == ("ucx", "ucx")
@@ -44,8 +42,7 @@ def test_both_sides_say_that_they_use_the_wire(channel: Channel) -> None:
 
 def test_short_cut_is_survived(channel: Channel) -> None:
     """Catches a peer that is given up for a pause, and data that a pause loses or repeats."""
-    channel.serve()
-    channel.attach()
+    channel.open()
     channel.carry(0)
     with channel.far.silent_cut():
         channel.consumer.begin(roles.receive_pass, 1, MICROBATCHES)
@@ -59,9 +56,8 @@ def test_short_cut_is_survived(channel: Channel) -> None:
 def test_slow_link_delivers_right_data(channel: Channel) -> None:
     """Catches a peer that is given up while its bytes still move, only slowly."""
     assert SECONDS_A_TAP > SHORTEST_SILENCE
-    options: dict[str, Any] = {"peer_timeout": SHORTEST_SILENCE}
-    channel.serve(options=options)
-    channel.attach(options)
+    channel.serve(peer_timeout=SHORTEST_SILENCE)
+    channel.attach(peer_timeout=SHORTEST_SILENCE)
     with channel.far.slow(SLOW_MBIT):
         began = time.monotonic()
         channel.carry(0)

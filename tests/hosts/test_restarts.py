@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hosts import restarts, roles
+from hosts import restarts
 from hosts.conftest import Channel
+from support import remote_roles as roles
 
 pytestmark = pytest.mark.ucx
 

@@ -6,7 +6,7 @@ set -euo pipefail
 target=$1
 here=$(cd "$(dirname "$0")" && pwd)
 # In the order of their loading. modprobe does not know that rdma_rxe needs crc32.
-MODULES=(virtio_pci virtio_console 9pnet_virtio 9p overlay veth crc32_generic rdma_rxe ib_uverbs)
+MODULES=(virtio_pci virtio_console 9pnet_virtio 9p overlay veth sch_netem crc32_generic rdma_rxe ib_uverbs)
 
 # Not the kernel for clouds: that has neither rdma_rxe nor 9p.
 download_kernel() {

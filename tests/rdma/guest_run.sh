@@ -42,6 +42,8 @@ export TAPCHANNEL_RDMA_GUEST=1
 # for ever to rxe: a dead peer would never be noticed.
 export UCX_TLS=${UCX_TLS:-rc_v,self} UCX_NET_DEVICES=${UCX_NET_DEVICES:-rxe0:1,rxe1:1}
 export UCX_UD_ETH_DGID_CHECK=n UCX_RC_RETRY_COUNT=6 UCX_WARN_UNUSED_ENV_VARS=n
+# Tests fork here, since to import torch takes half a minute: nothing may make threads before they do.
+export OPENBLAS_NUM_THREADS=1
 ulimit -l unlimited
 cd "$(cat $orders/folder)" || exit
 touch $orders/started

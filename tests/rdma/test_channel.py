@@ -1,157 +1,90 @@
-"""Taps over rc: written into a process that does nothing, in order, and no fault goes unnoticed."""
+"""ucx over RDMA verbs: reliable connections, one-sided, and what comes of them if a side goes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 
-from hosts import roles
-from hosts.roles import Lost
 from rdma import wire
-from rdma.conftest import assert_all_rc, device
-from support.children import Children
-from support.workers import Worker
+from rdma.conftest import RdmaChannel
+from support import remote_roles as roles
+from tapchannel.errors import AttachTimeout, TransportUnavailable
 
 pytestmark = pytest.mark.rdma
 
-LIMIT = 240.0
-KILLED_LIMIT = 5.0  # seconds; an emulated processor takes its time to see a socket's end
-CUT_LIMIT = 15.0
-LOOPBACK = "127.0.0.1"  # of the handshake alone: what is carried goes by the devices
+Fault = Callable[[], AbstractContextManager[None]]
+
+PASSES, MICROBATCHES = 2, 20
+ATTACH_LIMIT = 15.0  # seconds
+
+silent_cut = pytest.param(wire.silent_cut, id="silent cut")
+link_down = pytest.param(wire.link_down, id="link down")
 
 
-Pair = tuple[Worker, Worker]
-
-
-@pytest.fixture(scope="module")
-def steady() -> Iterator[tuple[Children, Pair]]:
-    """Give workers that outlive a test: one takes half a minute to start on such a processor."""
-    with Children(LIMIT) as children:
-        workers = started(children, 0), started(children, 1)
-        yield children, workers
-        children.limit(LIMIT)
-        for worker in workers:
-            worker.dismiss()
-
-
-@pytest.fixture
-def pair(steady: tuple[Children, Pair], tmp_path: Path) -> Iterator[Pair]:
-    """Give a consumer and its producer, attached, each with a device of its own."""
-    children, workers = steady
-    children.limit(LIMIT)
-    join(workers, tmp_path)
-    yield workers
-    clear(workers)
-
-
-def started(children: Children, number: int) -> Worker:
-    """Start the consumer, 0, or the producer, 1."""
-    return Worker(children, ("consumer", "producer")[number], env=device(number))
-
-
-def join(workers: Pair, folder: Path) -> None:
-    """Make the mailbox and attach the outbox; no slower wire may stand in."""
-    consumer, producer = workers
-    store = f"file://{folder}"
-    consumer.call(roles.serve, store, LOOPBACK, {})
-    producer.call(roles.attach, store, {})
-    assert_all_rc(producer.call(roles.facts)["ucx_lanes"], 1)
-
-
-def clear(workers: Pair) -> None:
-    """Close what those that are alive have open."""
-    for worker in reversed(workers):
-        if worker.child.exitcode is None:
-            worker.call(roles.clear)
-
-
-def test_taps_cross_the_wire_and_nothing_but_the_wire(pair: Pair) -> None:
-    """Catches a lane that is rc by name and carries its bytes by something else."""
-    consumer, producer = pair
+def test_every_tap_of_every_pass_arrives_by_the_wire(channel: RdmaChannel) -> None:
+    """Catches a stamp that overtakes its payload, and bytes that are carried by something else."""
+    channel.open()
     before = wire.sent_bytes(wire.ENDS[1])
-    producer.begin(roles.push_pass, 0, 8)
-    consumer.call(roles.receive_pass, 0, 8)
-    producer.finish()
-    assert wire.sent_bytes(wire.ENDS[1]) - before > 8 * roles.MICROBATCH_BYTES
+    for step in range(PASSES):
+        channel.carry(step, MICROBATCHES)
+    sent = wire.sent_bytes(wire.ENDS[1]) - before
+    assert sent > PASSES * MICROBATCHES * roles.MICROBATCH_BYTES
 
 
-def test_a_stopped_consumer_is_written_all_the_same(pair: Pair) -> None:
-    """Catches a put or a stamp that needs the consumer's process to make progress."""
-    consumer, producer = pair
-    consumer.call(roles.open_for_receiving, 0, roles.DEPTH)
-    producer.call(roles.open_for_pushing, 0, roles.DEPTH)
-    producer.call(roles.await_credit, roles.DEPTH - 1)
-    consumer.child.stop()
-    try:
-        for microbatch in range(roles.DEPTH):
-            producer.call(roles.push, microbatch)
-        producer.call(roles.flush)  # each flush has completed in the stopped process's memory
-    finally:
-        consumer.child.resume()
+def test_stopped_consumer_is_written_all_the_same(channel: RdmaChannel) -> None:
+    """Catches a lane that needs its target's processor, which a training step keeps busy."""
+    channel.start()
+    channel.producer.call(roles.await_credit, roles.DEPTH - 1)
+    channel.consumer.child.stop()
     for microbatch in range(roles.DEPTH):
-        consumer.call(roles.receive_at_once, microbatch)
+        channel.producer.call(roles.push, microbatch)
+    channel.producer.call(roles.flush)  # each has completed in the stopped process's memory
+    channel.consumer.child.resume()
+    for microbatch in range(roles.DEPTH):
+        channel.consumer.call(roles.receive_at_once, microbatch)
 
 
-def test_no_stamp_overtakes_its_payload(pair: Pair) -> None:
-    """Catches a stamp that becomes visible before the last word of its payload."""
-    consumer, producer = pair
-    producer.begin(roles.push_pass, 0, 40)
-    consumer.call(roles.receive_pass, 0, 40)  # looks at every word
-    producer.finish()
-    assert consumer.call(roles.facts)["lanes"][0]["messages"] == 40 * len(roles.WIDTHS)
+def test_killed_producer_is_named_in_mid_flow(channel: RdmaChannel) -> None:
+    """Catches half a microbatch that passes for a whole one, and a lane that stays dead."""
+    channel.flow()
+    channel.lose_producer()
+    channel.replace_producer(channel.new_producer())
 
 
-def test_a_killed_producer_is_lost(steady: tuple[Children, Pair], tmp_path: Path) -> None:
-    """Catches a consumer that waits for a dead process, whose device answers on."""
-    steady[0].limit(LIMIT)
-    consumer = steady[1][0]
-    with Children(LIMIT) as victims:
-        producer = started(victims, 1)
-        join((consumer, producer), tmp_path)
-        consumer.call(roles.open_for_receiving, 0, 4)
-        consumer.begin(roles.lose_producer, 0)
-        killed_at = kill(producer)
-        lost: Lost = consumer.finish()
-    clear((consumer, producer))
-    assert lost.at - killed_at < KILLED_LIMIT
-    assert lost.error.rank == 0
+def test_killed_consumer_is_named_in_mid_flow(channel: RdmaChannel) -> None:
+    """Catches puts into a dead process's memory that are retried until their own deadline."""
+    channel.flow()
+    channel.lose_consumer()
+    channel.replace_consumer(channel.new_consumer())
 
 
-def test_a_killed_consumer_is_lost(steady: tuple[Children, Pair], tmp_path: Path) -> None:
-    """Catches puts into the memory of a dead process that never end."""
-    steady[0].limit(LIMIT)
-    producer = steady[1][1]
-    with Children(LIMIT) as victims:
-        consumer = started(victims, 0)
-        join((consumer, producer), tmp_path)
-        producer.call(roles.open_for_pushing, 0, 4)
-        producer.call(roles.push, 0)
-        producer.begin(roles.lose_consumer)
-        killed_at = kill(consumer)
-        lost: Lost = producer.finish()
-    clear((consumer, producer))
-    assert lost.at - killed_at < KILLED_LIMIT
+@pytest.mark.parametrize("fault", [silent_cut, link_down])
+def test_lost_wire_ends_the_flow_on_both_sides(channel: RdmaChannel, fault: Fault) -> None:
+    """Catches a lane that lives as long as its socket: that one does not take the wire."""
+    channel.flow()
+    channel.lose_wire(fault())
+    channel.replace_producer(channel.producer)
 
 
-def test_a_link_that_goes_down_is_a_lost_peer(pair: Pair) -> None:
-    """Catches a wait for a device that repeats its packets into a dead wire for ever."""
-    consumer, producer = pair
-    producer.begin(roles.push_pass, 0, 2)
-    consumer.call(roles.receive_pass, 0, 2)
-    producer.finish()
-    consumer.begin(roles.lose_producer_idly)
-    producer.begin(roles.lose_consumer_idly)
-    with wire.link_down():
-        down_at = wire.now()
-        for worker in pair:
-            lost: Lost = worker.finish()
-            assert lost.at - down_at < CUT_LIMIT
+@pytest.mark.parametrize("fault", [silent_cut, link_down])
+def test_lost_wire_is_noticed_outside_of_a_pass(channel: RdmaChannel, fault: Fault) -> None:
+    """Catches a side that puts nothing while it has nothing to say."""
+    channel.open()
+    channel.carry(0)
+    channel.producer.begin(roles.lose_consumer_idly)
+    channel.consumer.begin(roles.lose_producer_idly)
+    channel.lose_wire(fault())
+    channel.replace_producer(channel.producer)
 
 
-def kill(worker: Worker) -> float:
-    """Kill a worker; give the time at which it was done."""
-    killed_at = wire.now()
-    worker.child.kill()
-    return killed_at
+def test_attach_over_a_lost_wire_is_an_error(channel: RdmaChannel) -> None:
+    """Catches a process that UCX ends because a connection that it never had is closed."""
+    channel.serve()
+    channel.attach()
+    channel.producer.call(roles.clear)
+    with wire.silent_cut(), pytest.raises((AttachTimeout, TransportUnavailable)):
+        channel.attach(attach_timeout=ATTACH_LIMIT)
+    channel.attach()
+    channel.carry(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,17 +27,22 @@ def sent_bytes(end: str) -> int:
 @contextlib.contextmanager
 def link_down() -> Iterator[None]:
     """Take one end of the wire down, and with it both devices."""
-    _set(ENDS[1], "down")
+    _run("ip", "link", "set", ENDS[1], "down")
     try:
         yield
     finally:
-        _set(ENDS[1], "up")
+        _run("ip", "link", "set", ENDS[1], "up")
 
 
-def now() -> float:
-    """Give the machine's clock, which all its processes share."""
-    return time.monotonic()
+@contextlib.contextmanager
+def silent_cut() -> Iterator[None]:
+    """Lose whatever is sent over the wire: neither device is told."""
+    with contextlib.ExitStack() as cut:
+        for end in ENDS:
+            _run("tc", "qdisc", "add", "dev", end, "root", "netem", "loss", "100%")
+            cut.callback(_run, "tc", "qdisc", "del", "dev", end, "root")
+        yield
 
 
-def _set(end: str, state: str) -> None:
-    subprocess.run(["ip", "link", "set", end, state], check=True, timeout=COMMAND_LIMIT)
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, timeout=COMMAND_LIMIT)

@@ -217,10 +217,16 @@ class Child:
 
 
 class Children:
-    """Spawned processes that share one deadline and end with the with block."""
+    """Processes that share one deadline and end with the with block.
 
-    def __init__(self, limit: float = 30.0) -> None:
-        self.context = multiprocessing.get_context("spawn")
+    They are spawned, as a trainer's are. ``method="fork"`` is for where to import torch anew takes
+    half a minute; torch and UCX would hang in what is forked once they have made threads.
+    """
+
+    def __init__(self, limit: float = 30.0, method: str = "spawn") -> None:
+        if method == "fork" and len(os.listdir("/proc/self/task")) > 1:
+            raise RuntimeError("fork children before torch or tapchannel is used in their starter")
+        self.context = multiprocessing.get_context(method)
         self._children: list[Child] = []
         self.limit(limit)
 
@@ -240,11 +246,13 @@ class Children:
         """Start ``function(link, *args, **kwargs)`` in a process of its own.
 
         ``env`` sets variables for the child; None takes one away. ``host`` is where it runs, this
-        machine's own network by default. What comes back is pickled:
-        plain values, tensors as copies.
+        machine's own network by default. What comes back is pickled: plain values, tensors as
+        copies.
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("start children from the main thread: they end with their starter")
+        if host is not None and self.context.get_start_method() != "spawn":
+            raise RuntimeError("only a spawned child moves into a host before it imports anything")
         here, there = self.context.Pipe()
         stacks_here, stacks_there = self.context.Pipe(duplex=False)
         process = self.context.Process(

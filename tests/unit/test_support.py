@@ -15,6 +15,7 @@ import pytest
 from support import machine, processes
 from support.child_errors import ChildDied, ChildError, ChildHung
 from support.children import Children
+from support.hosts import Host
 from support.link import Link
 
 TESTS = Path(__file__).parents[1]
@@ -221,6 +222,43 @@ def test_environment_is_the_childs_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (given.result(), taken.result()) == ("child", None)
     assert "TAPCHANNEL_TEST_GIVEN" not in os.environ
     assert os.environ["TAPCHANNEL_TEST_TAKEN"] == "parent"
+
+
+def _fork_with_threads(link: Link) -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    try:
+        Children(method="fork")
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _fork_one(link: Link, name: str) -> str | None:
+    with Children(method="fork") as children:
+        child = children.start(_variable, name, env={name: "grandchild"})
+    return child.result()
+
+
+def test_children_are_forked_where_that_is_safe_only() -> None:
+    """Catches a forked child that hangs in a lock of a thread that it does not have."""
+    with Children() as children:
+        assert children.start(_fork_one, "TAPCHANNEL_TEST_GIVEN").result() == "grandchild"
+        with pytest.raises(RuntimeError, match="before torch or tapchannel is used"):
+            children.start(_fork_with_threads).result()
+
+
+def test_only_a_spawned_child_moves_into_a_host() -> None:
+    """Catches a forked child that is left where its starter is, in silence."""
+    with Children() as children:
+        with pytest.raises(RuntimeError, match="only a spawned child"):
+            children.start(_fork_into_a_host).result()
+
+
+def _fork_into_a_host(link: Link) -> None:
+    with Children(method="fork") as children:
+        children.start(_variable, "HOME", host=Host("nowhere", 1, "no switch"))
 
 
 def test_orphan_is_found_and_ended() -> None:

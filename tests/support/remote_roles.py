@@ -1,4 +1,4 @@
-"""What the workers of this folder do with a channel between two hosts, and the taps that they push.
+"""What workers do with a channel between two hosts, and the taps that they push.
 
 Every word of a tap says which key and tap it belongs to, and its place in the tap.
 """
@@ -23,7 +23,8 @@ from tapchannel.keys import MAX_STEP
 from tapchannel.passes import Pass
 
 NAME = "draft"
-LIMIT = 30.0  # seconds; no wait of a passing test comes near it
+EMULATED = os.environ.get("TAPCHANNEL_RDMA_GUEST") == "1"  # by a processor many times as slow
+LIMIT = 120.0 if EMULATED else 30.0  # seconds; no wait of a passing test comes near it
 DEPTH = 2
 ROWS = 256
 WIDTHS = {"early": 512, "late": 256}  # 1 MiB and half of it, side by side in one group
@@ -161,12 +162,7 @@ def push(desk: SimpleNamespace, microbatch: int, taps: Sequence[str] = tuple(WID
 
 def await_credit(desk: SimpleNamespace, microbatch: int) -> None:
     """Wait until a push of this microbatch would not have to wait."""
-    until(lambda: credit_of(desk.outbox, microbatch))
-
-
-def credit_of(outbox: Outbox, microbatch: int) -> bool:
-    """Tell whether this side's control block holds credit for a microbatch of the open pass."""
-    return outbox._core.has_credit(microbatch)
+    until(lambda: desk.outbox._core.has_credit(microbatch))
 
 
 def flush(desk: SimpleNamespace) -> None:
