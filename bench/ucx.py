@@ -1,6 +1,8 @@
 """What ucx reaches between two hosts, against ucx_perftest of the same UCX, in one run.
 
-Two network namespaces of this machine, joined by a switch; needs root. See README.md for how.
+Two network namespaces of this machine, joined by a switch, over TCP; needs root. With --rdma the
+two devices of the emulated guest, over rc: tests/rdma/guest.sh .venv/bin/python bench/ucx.py
+--rdma. See README.md for how.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common import (
     MIB,
@@ -35,6 +37,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import ucx_roles
 
+from rdma import wire
 from support.children import Child, Children
 from support.host_entry import enter
 from support.hosts import Host, hosts
@@ -43,9 +46,31 @@ from tapchannel.ucx_library import choose_ucx
 SIZES = (64 * 1024, MIB, 8 * MIB, 64 * MIB)
 SMALL = 4096
 ROUND_BYTES = 128 * MIB  # moved by each way in each round
+RDMA_ROUND_BYTES = 16 * MIB  # an emulated processor takes a second for it
 PINGS = 1000
 LIMIT = 120.0
 PORT = "13337"
+
+
+class End(NamedTuple):
+    """One end of the wire: its address, its host if it is not this one, what its processes need."""
+
+    address: str
+    host: Host | None
+    env: dict[str, str]
+
+
+@contextmanager
+def two_ends(rdma: bool) -> Iterator[tuple[End, End]]:
+    """Give both ends."""
+    if rdma:
+        pairs = zip(wire.ADDRESSES, wire.DEVICES, strict=True)
+        near, far = (End(at, None, {"UCX_NET_DEVICES": f"{device}:1"}) for at, device in pairs)
+        yield near, far
+        return
+    with hosts(2) as made:
+        near, far = (End(host.address, host, {"UCX_TLS": "tcp"}) for host in made)
+        yield near, far
 
 
 # ---- ucx_perftest
@@ -69,16 +94,17 @@ def perftest() -> tuple[str, dict[str, str]]:
     return found, environment
 
 
-def _start(host: Host, core: int, *arguments: str) -> subprocess.Popen[str]:
+def _start(end: End, core: int, *arguments: str) -> subprocess.Popen[str]:
     program, environment = perftest()
 
     def move() -> None:
-        enter(host.name)
+        if end.host is not None:
+            enter(end.host.name)
         os.sched_setaffinity(0, {core})
 
     return subprocess.Popen(
         [program, "-p", PORT, *arguments],
-        env=environment | {"UCX_TLS": "tcp"},
+        env=environment | end.env,
         preexec_fn=move,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -86,7 +112,7 @@ def _start(host: Host, core: int, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def perftest_figures(near: Host, far: Host, test: str, size: int, count: int) -> list[float]:
+def perftest_figures(near: End, far: End, test: str, size: int, count: int) -> list[float]:
     """Run a test from ``far`` to ``near``; give its last line's numbers."""
     server = _start(near, 0)
     try:
@@ -102,7 +128,7 @@ def perftest_figures(near: Host, far: Host, test: str, size: int, count: int) ->
     return [float(field) for field in rows[-1]]
 
 
-def perftest_seconds(near: Host, far: Host, size: int, count: int) -> float:
+def perftest_seconds(near: End, far: End, size: int, count: int) -> float:
     """Put ``count`` times by ucp_put_bw; give the seconds that its overall MB/s come to."""
     figures = perftest_figures(near, far, "ucp_put_bw", size, count)
     return count * size / (figures[5] * 1e6 * 1.048576)  # ucx_perftest's MB is 2**20 B
@@ -112,13 +138,15 @@ def perftest_seconds(near: Host, far: Host, size: int, count: int) -> float:
 
 
 @contextmanager
-def channel(near: Host, far: Host, size: int, queue: int) -> Iterator[tuple[Child, Child]]:
+def channel(near: End, far: End, size: int, queue: int) -> Iterator[tuple[Child, Child]]:
     """Give the receiving and the pushing process of one size."""
     with tempfile.TemporaryDirectory(prefix="tapchannel-") as folder, Children(limit=LIMIT) as both:
         store, listen = Path(folder).as_uri(), f"tcp://{near.address}"
-        receiver = both.start(ucx_roles.receive, store, listen, size, 0, host=near)
+        receiver = both.start(
+            ucx_roles.receive, store, listen, size, 0, host=near.host, env=near.env
+        )
         receiver.wait_for("serving")
-        pusher = both.start(ucx_roles.push, store, size, queue, 1, host=far)
+        pusher = both.start(ucx_roles.push, store, size, queue, 1, host=far.host, env=far.env)
         pusher.wait_for("attached")
         yield receiver, pusher
         for child in (receiver, pusher):
@@ -134,13 +162,22 @@ def channel_seconds(pair: tuple[Child, Child], count: int) -> float:
     return (receiver.wait_for("received") - pusher.wait_for("pushed")) / 1e9
 
 
-def channel_latency(near: Host, far: Host, size: int) -> list[float]:
+def channel_latency(near: End, far: End, size: int) -> list[float]:
     """Give half of each round trip's microseconds."""
     with tempfile.TemporaryDirectory(prefix="tapchannel-") as folder, Children(limit=LIMIT) as both:
         store = Path(folder).as_uri()
         ends = [
-            both.start(ucx_roles.pong, store, f"tcp://{h.address}", size, PINGS, h is far, host=h)
-            for h in (near, far)
+            both.start(
+                ucx_roles.pong,
+                store,
+                f"tcp://{end.address}",
+                size,
+                PINGS,
+                end is far,
+                host=end.host,
+                env=end.env,
+            )
+            for end in (near, far)
         ]
         for point in ("ready", "over"):
             for end in ends:
@@ -153,9 +190,9 @@ def channel_latency(near: Host, far: Host, size: int) -> list[float]:
 # ---- what is measured
 
 
-def measure_size(near: Host, far: Host, size: int, rounds: int) -> dict[str, Any]:
+def measure_size(near: End, far: End, size: int, rounds: int) -> dict[str, Any]:
     """Measure GB/s of both ways at one size, in turns; the first round is dropped."""
-    count = min(2048, max(4, ROUND_BYTES // size))
+    count = min(2048, max(4, (RDMA_ROUND_BYTES if near.host is None else ROUND_BYTES) // size))
     perf: list[float] = []
     mine: list[float] = []
     with channel(near, far, size, count) as pair:
@@ -172,7 +209,7 @@ def measure_size(near: Host, far: Host, size: int, rounds: int) -> dict[str, Any
     }
 
 
-def measure_latency(near: Host, far: Host) -> dict[str, Any]:
+def measure_latency(near: End, far: End) -> dict[str, Any]:
     """Measure one way's microseconds of a small message."""
     mine = channel_latency(near, far, SMALL)
     perf = perftest_figures(near, far, "ucp_put_lat", SMALL, PINGS)
@@ -187,7 +224,7 @@ def measure_latency(near: Host, far: Host) -> dict[str, Any]:
 def _report(sizes: list[dict[str, Any]], small: dict[str, Any]) -> str:
     rows = []
     for one in sizes:
-        speeds = [one[way].text(2) for way in ("ucx_perftest", "push")]
+        speeds = [one[way].text(3) for way in ("ucx_perftest", "push")]
         rows.append(
             [size_text(one["size"]), *speeds, f"{100 * one['of ucx_perftest'].median:.0f} %"]
         )
@@ -203,10 +240,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="ucx between two hosts against ucx_perftest.")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS / "ucx.jsonl")
+    parser.add_argument("--rdma", action="store_true", help="between the guest's RDMA devices")
     options = parser.parse_args()
-    os.environ.setdefault("UCX_TLS", "tcp")
-    with hosts(2) as (near, far):
-        sizes = [measure_size(near, far, size, options.rounds) for size in SIZES]
+    with two_ends(options.rdma) as (near, far):
+        wanted = SIZES[:-2] if options.rdma else SIZES
+        sizes = [measure_size(near, far, size, options.rounds) for size in wanted]
         small = measure_latency(near, far)
     print(_report(sizes, small))
     chosen = choose_ucx(needs_verbs=False, needs_cuda=False).chosen
