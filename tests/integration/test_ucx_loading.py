@@ -58,6 +58,11 @@ def of_origin(origin: str) -> Iterator[UcxCandidate]:
     return (found for found in candidates() if found.origin == origin)
 
 
+def refusal_of(link: Link, origin: str) -> str:
+    """Say why this machine's UCX of one origin cannot be used, if so."""
+    return next(of_origin(origin)).refusal
+
+
 def load_from(link: Link, origin: str) -> dict[str, Any]:
     """Load the UCX of one origin; tell what this process looks like afterwards."""
     faulthandler.disable()
@@ -82,10 +87,11 @@ def load_from(link: Link, origin: str) -> dict[str, Any]:
 @pytest.fixture(scope="module", params=["system", "libucx wheel", "nixl wheel"])
 def found(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Load the UCX of one origin in a process of its own."""
-    here = next(of_origin(request.param))
-    if here.refusal:
-        pytest.skip(f"{request.param}: {here.refusal}")
     with Children(limit=50) as children:
+        # Not looked for here: a test before this one may have loaded UCX into this process.
+        refusal = children.start(refusal_of, request.param, env={"TAPCHANNEL_UCX": None}).result()
+        if refusal:
+            pytest.skip(f"{request.param}: {refusal}")
         return children.start(load_from, request.param, env={"TAPCHANNEL_UCX": None}).result()
 
 

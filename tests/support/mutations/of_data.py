@@ -14,13 +14,15 @@ MUTATIONS = (
         (
             Edit(
                 "native/outbox_progress.cpp",
-                "  transport_->stamp(block_.stamp(slot, push.cell), pending.key, place);\n",
+                "  transport_->stamp({block_.stamp(slot, push.cell), pending.key, "
+                "block_.announce(slot, push.cell)},\n                    place);\n",
                 "",
             ),
             Edit(
                 "native/outbox_progress.cpp",
                 "  if (pending.dropped)\n    transport_->put_poison(",
-                "  transport_->stamp(block_.stamp(slot, push.cell), pending.key, place);\n"
+                "  transport_->stamp({block_.stamp(slot, push.cell), pending.key, "
+                "block_.announce(slot, push.cell)},\n                    place);\n"
                 "  if (pending.dropped)\n    transport_->put_poison(",
             ),
         ),

@@ -88,7 +88,7 @@ MUTATIONS = (
         "push-synchronises",
         "I5",
         f"{TESTS}::test_i5_a_push_does_not_wait_for_the_stream_nor_hold_it_up",
-        "native/cuda_transport.cpp",
+        "native/cuda_events.cpp",
         '  check(recorded, "cuEventRecord");\n  return event;\n',
         '  check(recorded, "cuEventRecord");\n'
         '  check(driver()->cuEventSynchronize(event), "cuEventSynchronize");\n  return event;\n',
