@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 TAP = "state"
 WIDTH = 1024  # of uint8: rows of 1 KiB
 DEPTH = 4
-SOURCES_BYTES = 64 << 20
 
 
 def plan_of(size: int) -> TapPlan:
@@ -33,11 +32,9 @@ def _outbox(store: str, name: str, size: int, queue: int) -> Outbox:
     return Outbox(plan_of(size), 1, store=store, name=name, transport="ucx", queue_limit=queue)
 
 
-def _sources(size: int) -> list[torch.Tensor]:
+def _source(size: int) -> torch.Tensor:
     random = torch.Generator().manual_seed(1)
-    count = min(64, max(2, SOURCES_BYTES // size))
-    shape = (size // WIDTH, WIDTH)
-    return [torch.randint(0, 256, shape, dtype=torch.uint8, generator=random) for _ in range(count)]
+    return torch.randint(0, 256, (size // WIDTH, WIDTH), dtype=torch.uint8, generator=random)
 
 
 def receive(link: Link, store: str, listen: str, size: int, core: int) -> None:
@@ -59,7 +56,7 @@ def receive(link: Link, store: str, listen: str, size: int, core: int) -> None:
 def push(link: Link, store: str, size: int, queue: int, core: int) -> None:
     """Push passes of as many microbatches as asked for; tell when each pass was begun."""
     os.sched_setaffinity(0, {core})
-    sources = _sources(size)
+    source = _source(size)  # one, as ucx_perftest has one
     with _outbox(store, "stream", size, queue) as outbox:
         link.reach("attached", outbox.info()["ucx_lanes"])
         step = 0
@@ -68,7 +65,7 @@ def push(link: Link, store: str, size: int, queue: int, core: int) -> None:
             with outbox.open_pass(step, count):
                 began = time.monotonic_ns()
                 for microbatch in range(count):
-                    outbox.push(microbatch, TAP, sources[microbatch % len(sources)])
+                    outbox.push(microbatch, TAP, source)
                 outbox.flush()
             link.reach("pushed", began)
 
@@ -76,7 +73,7 @@ def push(link: Link, store: str, size: int, queue: int, core: int) -> None:
 def pong(link: Link, store: str, listen: str, size: int, count: int, first: bool) -> list[int]:
     """Push and receive in turns; the first to push gives each round trip's nanoseconds."""
     mine, theirs = ("a", "b") if first else ("b", "a")
-    source = _sources(size)[0]
+    source = _source(size)
     rounds: list[int] = []
     with (
         _mailbox(store, mine, size, listen) as mailbox,

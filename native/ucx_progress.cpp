@@ -1,4 +1,5 @@
 // The endpoint's thread: progress, deadlines, and the way out.
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -13,6 +14,7 @@ constexpr int kNapMs = 1;                // where UCX cannot wake: between looks
 constexpr int kIdleNapMs = 5;            // and between looks at nothing
 constexpr int kBurst = 64;               // calls of progress before the lock is given away
 constexpr unsigned kClosesAnyTime = 14;  // UCX 1.14
+constexpr uint64_t kLinger = 50000;      // 50 us: looks on for more before it sleeps
 constexpr uint64_t kCloseLimit = 2000000000ULL;
 
 // A peer has nothing to say on the socket once it is live: an end, or any byte, ends the lane.
@@ -93,6 +95,7 @@ void Endpoint::wait() {
 }
 
 void Endpoint::run() {
+  uint64_t moved_at = 0;
   auto guard = context_->enter();
   while (!stop_.load(std::memory_order_acquire)) {
     unsigned moved = 0;
@@ -111,9 +114,12 @@ void Endpoint::run() {
     }
     if (moved != 0) {
       arrived();
-      continue;
+      moved_at = now_ns();
+    } else if (now_ns() - moved_at < kLinger) {
+      sched_yield();  // to sleep and be woken takes longer than what follows usually does
+    } else {
+      wait();
     }
-    wait();
   }
 }
 
