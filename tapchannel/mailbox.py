@@ -258,7 +258,7 @@ class Mailbox(Role[_native.Mailbox]):
     def close(self) -> None:
         """End the channel: abort an open pass, tell producers, stop listening. Twice is fine.
 
-        Blocks:     for milliseconds.
+        Blocks:     for milliseconds; for some seconds a lane whose peer on another host is silent.
         Ownership:  views that are alive keep the memory until they are gone.
         """
         if not self._may_close():
