@@ -99,7 +99,6 @@ Verdict OutboxCore::check_push(const Push& push) {
 }
 
 // Step 3. Credit names the last key that may be written; it counts only for the pass that it was
-// Step 3. Credit names the last key that may be written; it counts only for the pass that it was
 // given in. A pass that was closed had all its credit.
 bool OutboxCore::credit_covers(uint64_t key) const {
   const auto& peer = block_.consumer();

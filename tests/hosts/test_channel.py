@@ -47,7 +47,7 @@ def test_short_cut_is_survived(channel: Channel) -> None:
     with channel.far.silent_cut():
         channel.consumer.begin(roles.receive_pass, 1, MICROBATCHES)
         channel.producer.begin(roles.push_pass, 1, MICROBATCHES)
-        time.sleep(SHORT_CUT)  # the cut lasts this long
+        time.sleep(SHORT_CUT)  # not synchronisation: the cut lasts this long
     channel.consumer.finish()
     channel.producer.finish()
 

@@ -218,7 +218,7 @@ def test_gate_that_waits_leaves_the_processor_alone(channel_of: Maker, granted: 
     if granted:
         channel.mailbox.open_pass(2, 4)
     before, began = cpu_seconds(), time.monotonic()
-    time.sleep(IDLE)  # what is measured: a while in which nothing happens
+    time.sleep(IDLE)  # not synchronisation, but what is measured: a while in which nothing happens
     assert cpu_seconds() - before < IDLE_SHARE * (time.monotonic() - began)
 
 
