@@ -86,14 +86,14 @@ Wire over_staging(const Arena& staging, const Arena& arrivals, std::optional<int
 }
 
 PyOutbox make(Wire& wire, Block& block, nb::list cells, uint64_t slot_bytes, bool drop_newest,
-              size_t queue_limit, double timeout, int socket) {
+              size_t queue_limit, double timeout, double credit_wait, int socket) {
   std::vector<CellGeometry> geometry;
   for (nb::handle cell : cells) geometry.push_back(geometry_from(cell));
   if (!wire.make) throw std::invalid_argument("an outbox took this wire over already");
   auto transport = std::exchange(wire.make, nullptr)(block.block);
   auto core = std::make_shared<OutboxCore>(std::move(block.block), std::move(transport),
                                            std::move(geometry), slot_bytes, drop_newest,
-                                           queue_limit, timeout, socket);
+                                           queue_limit, timeout, credit_wait, socket);
   core->start([weak = std::weak_ptr<OutboxCore>(core)] {
     auto held = std::make_unique<std::weak_ptr<OutboxCore>>(weak);
     if (Py_IsInitialized() != 0 && Py_AddPendingCall(&reap_later, held.get()) == 0)
@@ -121,12 +121,13 @@ nb::object push(PyOutbox& self, uint64_t microbatch, uint32_t cell, uintptr_t da
   Verdict verdict;
   try {
     nb::gil_scoped_release open;
-    verdict = self.core->push(push);
+    verdict = self.core->push(push, &interrupted_by_signal);
   } catch (...) {
     owner.dec_ref();
     throw;
   }
   if (verdict) owner.dec_ref();
+  if (verdict.fault == Fault::interrupted) nb::raise_python_error();
   PyOutbox::reap(*self.core, true);
   return verdict_or_none(verdict);
 }
@@ -168,15 +169,16 @@ void bind_outbox(nb::module_& module) {
   outbox.def(
       "__init__",
       [](PyOutbox* self, Wire& wire, Block& block, nb::list cells, uint64_t slot_bytes,
-         bool drop_newest, size_t queue_limit, double timeout, int socket) {
-        new (self) PyOutbox(
-            make(wire, block, cells, slot_bytes, drop_newest, queue_limit, timeout, socket));
+         bool drop_newest, size_t queue_limit, double timeout, double credit_wait, int socket) {
+        new (self) PyOutbox(make(wire, block, cells, slot_bytes, drop_newest, queue_limit, timeout,
+                                 credit_wait, socket));
       },
       nb::arg("wire"), nb::arg("block"), nb::arg("cells"), nb::arg("slot_bytes"),
-      nb::arg("drop_newest"), nb::arg("queue_limit"), nb::arg("timeout"), nb::arg("socket"),
-      "Takes the wire, the block and the socket's descriptor over.",
+      nb::arg("drop_newest"), nb::arg("queue_limit"), nb::arg("timeout"), nb::arg("credit_wait"),
+      nb::arg("socket"), "Takes the wire, the block and the socket's descriptor over.",
       nb::sig("def __init__(self, wire: Wire, block: ControlBlock, cells: list[tuple[int, ...]], "
-              "slot_bytes: int, drop_newest: bool, queue_limit: int, timeout: float, socket: int) "
+              "slot_bytes: int, drop_newest: bool, queue_limit: int, timeout: float, "
+              "credit_wait: float, socket: int) "
               "-> None"));
   outbox.def(
       "open_pass",

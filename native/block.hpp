@@ -77,6 +77,7 @@ class Patience {
 class Interrupt {
  public:
   using Ask = std::function<bool()>;
+  using AskPlain = bool (*)();
   explicit Interrupt(Ask ask) : ask_(std::move(ask)), asked_at_(now_ns()) {}
   bool happened() {
     if (!ask_ || now_ns() - asked_at_ < kEvery) return false;

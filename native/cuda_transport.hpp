@@ -40,6 +40,7 @@ class CudaTransport final : public Transport {
   uint64_t performed() const override { return streams_->performed(); }
   bool finish(uint64_t limit_ns) override { return streams_->finish(limit_ns); }
   bool immediate() const override { return false; }
+  bool in_call() const override { return true; }
   bool announces_ahead() const override { return false; }
 
  private:

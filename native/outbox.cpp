@@ -10,7 +10,7 @@ constexpr uint64_t kFinishLimit = 10000000000ULL;
 
 OutboxCore::OutboxCore(ControlBlock block, std::unique_ptr<Transport> transport,
                        std::vector<CellGeometry> cells, uint64_t slot_bytes, bool drop_newest,
-                       size_t queue_limit, double timeout_s, int socket)
+                       size_t queue_limit, double timeout_s, double credit_wait_s, int socket)
     : block_(std::move(block)),
       transport_(std::move(transport)),
       cells_(std::move(cells)),
@@ -18,6 +18,7 @@ OutboxCore::OutboxCore(ControlBlock block, std::unique_ptr<Transport> transport,
       drop_newest_(drop_newest),
       queue_limit_(queue_limit),
       timeout_s_(timeout_s),
+      credit_wait_s_(credit_wait_s),
       socket_(socket) {
   ForkGuard::install();
   ForkGuard::close_in_child(socket_);
@@ -63,113 +64,6 @@ Verdict OutboxCore::check() {
   if (fork_.forked()) return Verdict::of(Fault::forked);
   std::lock_guard lock(mutex_);
   return check_delivered();
-}
-
-Verdict OutboxCore::check_push(const Push& push) {
-  if (Verdict bad = check_peer()) return bad;
-  if (!open_) return Verdict::of(Fault::no_pass);
-  uint64_t key = make_stamp(epoch_, step_, push.microbatch + 1);
-  if (push.microbatch >= microbatches_) {
-    Verdict bad = Verdict::of(Fault::bad_microbatch, make_stamp(epoch_, step_, microbatches_));
-    bad.seen = push.microbatch;
-    return bad;
-  }
-  if (push.cell >= cells_.size()) return Verdict::of(Fault::bad_cell, key);
-  const auto& cell = cells_[push.cell];
-  uint64_t limit = push.row_begin > cell.tap_rows ? 0 : cell.tap_rows - push.row_begin;
-  limit = std::min(limit, cell.row_limit);
-  if (push.source.rows > limit || push.row_begin > cell.tap_rows) {
-    Verdict bad = Verdict::of(Fault::bad_rows, key, static_cast<int>(push.cell));
-    bad.seen = push.source.rows;
-    bad.expected = limit;
-    return bad;
-  }
-  if (pushed_[push.microbatch * cells_.size() + push.cell])
-    return Verdict::of(Fault::pushed_twice, key, static_cast<int>(push.cell));
-  Verdict bad = over(key);
-  uint64_t theirs = block_.consumer().open_pass.value.load(std::memory_order_acquire);
-  uint64_t mine = make_stamp(epoch_, step_, microbatches_);
-  if (!bad && pass_of(theirs) == pass() && theirs != mine) {
-    bad = Verdict::of(Fault::pass_mismatch, key);
-    bad.seen = theirs;
-    bad.expected = mine;
-  }
-  if (bad) bad.cell = static_cast<int>(push.cell);
-  return bad;
-}
-
-// Step 3. Credit names the last key that may be written; it counts only for the pass that it was
-// given in. A pass that was closed had all its credit.
-bool OutboxCore::credit_covers(uint64_t key) const {
-  const auto& peer = block_.consumer();
-  uint64_t credit = peer.credit.value.load(std::memory_order_acquire);
-  if (pass_of(credit) == pass_of(key)) return count_of(credit) >= count_of(key);
-  return pass_of(peer.completed.value.load(std::memory_order_acquire)) == pass_of(key);
-}
-
-Verdict OutboxCore::push(Push push) {
-  if (fork_.forked()) return Verdict::of(Fault::forked);
-  std::lock_guard lock(mutex_);
-  if (Verdict bad = check_push(push)) return bad;
-  uint64_t key = make_stamp(epoch_, step_, push.microbatch + 1);
-  bool credit = credit_covers(key);
-  bool dropped = !credit && drop_newest_;
-  // In host memory the copy is made here. On a GPU even enqueueing it costs more than waking our
-  // own thread for it.
-  bool now = credit && transport_->immediate() && !draining_;
-  if (!credit && !dropped && waiting_ >= queue_limit_) {
-    Verdict bad = Verdict::of(Fault::queue_full, key, static_cast<int>(push.cell));
-    bad.seen = waiting_;
-    bad.waited = queue_wait_.waited_s();
-    bad.limit = timeout_s_;
-    return bad;
-  }
-  Pending pending{push, key, nullptr, dropped, now_ns()};
-  try {
-    if (!dropped) pending.token = transport_->order(push.stream);  // step 4
-  } catch (const CapturingError&) {
-    return Verdict::of(Fault::capturing, key, static_cast<int>(push.cell));
-  }
-  if (dropped) {  // nothing of the source is kept: its cell will get the poison pattern
-    retired_.push_back({push.owner, -1, key, push.cell});
-    pending.push.owner = nullptr;
-    ++counters_.dropped;
-  }
-  if (now)
-    send_now(pending);
-  else
-    enqueue(pending, credit);
-  pushed_[push.microbatch * cells_.size() + push.cell] = true;
-  ++pushed_count_;
-  ++counters_.pushes;
-  return {};
-}
-
-void OutboxCore::send_now(const Pending& pending) {
-  try {
-    send(pending);
-  } catch (const std::exception& error) {
-    device_failed(
-        error.what());  // the consumer hears of it at once; the caller gets the error itself
-    throw;
-  }
-  sent(pending, true);
-}
-
-void OutboxCore::enqueue(const Pending& pending, bool credit) {
-  if (!credit) {
-    ++waiting_;
-    record(block_.producer_ring(), Step::claim, pending.key, pending.push.cell, 0);
-    ++counters_.deferred;
-  }
-  if (queue_.empty()) queue_wait_ = Patience(timeout_s_);
-  queue_.push_back(pending);
-  queue_.back().waits = !credit;
-  counters_.queued_peak = std::max<uint64_t>(counters_.queued_peak, queue_.size());
-  // Credit may have come since it was looked at, and then the consumer's ring came too early for
-  // this push.
-  ring(idle_bell_);
-  if (credit || credit_covers(pending.key)) ring(block_.consumer().bell);
 }
 
 void OutboxCore::device_failed(const std::string& reason) {

@@ -46,15 +46,15 @@ class OutboxCore {
  public:
   OutboxCore(ControlBlock block, std::unique_ptr<Transport> transport,
              std::vector<CellGeometry> cells, uint64_t slot_bytes, bool drop_newest,
-             size_t queue_limit, double timeout_s, int socket);
+             size_t queue_limit, double timeout_s, double credit_wait_s, int socket);
   ~OutboxCore();
   OutboxCore(const OutboxCore&) = delete;
 
   Verdict open_pass(uint64_t step, uint64_t microbatches);
   Verdict close_pass();
-  // Never waits for credit and never makes a stream wait. On any fault nothing was announced, put
-  // or queued.
-  Verdict push(Push push);
+  // Never makes a stream wait, and waits for credit only where the copy is merely enqueued: see
+  // await_credit. On any fault nothing was announced, put or queued.
+  Verdict push(const Push& push, Interrupt::AskPlain interrupted);
   Verdict flush(double timeout_s, const Interrupt::Ask& interrupted);
   void abort(const std::string& reason);
   // Ends the thread, waits (bounded) for the copies in flight, tells the consumer, closes the
@@ -97,6 +97,9 @@ class OutboxCore {
   void announce(const Pending& pending, size_t slot, uint64_t bytes);
   void send(const Pending& pending);
   void sent(const Pending& pending, bool in_call);
+  Verdict await_credit(std::unique_lock<std::mutex>& lock, const Push& push, uint64_t key,
+                       Interrupt::AskPlain interrupted);
+  Verdict queue_full(const Push& push, uint64_t key) const;
   void send_now(const Pending& pending);
   void enqueue(const Pending& pending, bool credit);
   bool take_covered(Pending& next);
@@ -120,6 +123,7 @@ class OutboxCore {
   bool drop_newest_;
   size_t queue_limit_;
   double timeout_s_;
+  double credit_wait_s_;
   int socket_;
 
   std::mutex mutex_;

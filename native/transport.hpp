@@ -86,6 +86,9 @@ class Transport {
   virtual void enter_thread() {}
   // True when put returns only after the source has been read.
   virtual bool immediate() const = 0;
+  // True when a push with credit is sent by its caller's thread, false when only the lane's own
+  // may.
+  virtual bool in_call() const = 0;
   // True when the announce is to be written before the put (step 2). Where put and stamp are only
   // enqueued on a GPU it follows them: see OutboxCore::send.
   virtual bool announces_ahead() const = 0;
@@ -141,6 +144,7 @@ class ShmTransport : public Transport {
   uint64_t performed() const override { return performed_.load(std::memory_order_acquire); }
   bool finish(uint64_t) override { return true; }
   bool immediate() const override { return true; }
+  bool in_call() const override { return true; }
   bool announces_ahead() const override { return true; }
 
  private:

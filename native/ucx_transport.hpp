@@ -31,6 +31,7 @@ class UcxTransport : public Transport {
     return false;
   }
   bool immediate() const override { return false; }
+  bool in_call() const override { return false; }
   bool announces_ahead() const override { return true; }
   void begin(ControlBlock& block, int socket) override { link_->begin(block, socket); }
   void kick() override { link_->kick(); }

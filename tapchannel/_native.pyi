@@ -294,7 +294,7 @@ class Wire:
 class Outbox:
     """The producer's core: one lane."""
 
-    def __init__(self, wire: Wire, block: ControlBlock, cells: list[tuple[int, ...]], slot_bytes: int, drop_newest: bool, queue_limit: int, timeout: float, socket: int) -> None:
+    def __init__(self, wire: Wire, block: ControlBlock, cells: list[tuple[int, ...]], slot_bytes: int, drop_newest: bool, queue_limit: int, timeout: float, credit_wait: float, socket: int) -> None:
         """Takes the wire, the block and the socket's descriptor over."""
 
     def open_pass(self, step: int, microbatches: int) -> Verdict | None: ...

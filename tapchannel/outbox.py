@@ -18,6 +18,7 @@ from .plan import Lane, TapPlan
 from .reports import RawEvent, outbox_facts
 from .role import Role
 from .settings import (
+    CREDIT_WAIT_S,
     PEER_TIMEOUT_S,
     cell_geometry,
     checked_choice,
@@ -63,6 +64,8 @@ class Outbox(Role[_native.Outbox]):
         and how long to wait for the mailbox (``timeout`` by default).
     queue_limit
         Pushes that may wait for credit; each keeps its tensor alive.
+    credit_wait
+        Seconds that a push from a GPU may wait for credit itself, before it is queued; see `push`.
     peer_timeout
         Between hosts: seconds without any answer after which the mailbox counts as lost.
     secret
@@ -87,6 +90,7 @@ class Outbox(Role[_native.Outbox]):
         timeout: float = 120.0,
         attach_timeout: float | None = None,
         queue_limit: int = 256,
+        credit_wait: float = CREDIT_WAIT_S,
         transport: str = "auto",
         peer_timeout: float = PEER_TIMEOUT_S,
         secret: str | bytes | None = None,
@@ -107,11 +111,11 @@ class Outbox(Role[_native.Outbox]):
             name, plan, rank, checked_claims(taps), here, transport, lost_after, known
         )
         self._attachment = attach(rendezvous(store, name), request, limit)
-        self._start(plan, queue_limit)
+        self._start(plan, queue_limit, checked_seconds("credit_wait", credit_wait))
         self._closed = False
         lifetime.close_at_exit(self)
 
-    def _start(self, plan: TapPlan, queue_limit: int) -> None:
+    def _start(self, plan: TapPlan, queue_limit: int, credit_wait: float) -> None:
         attached = self._attachment
         lane = Lane(attached.offer.lane, self._rank, attached.cells)
         self._core = _native.Outbox(
@@ -122,6 +126,7 @@ class Outbox(Role[_native.Outbox]):
             attached.offer.drop_newest,
             queue_limit,
             self._timeout,
+            credit_wait,
             attached.link.detach(),
         )
         self._scene = outbox_scene(self._name, self._rank, attached)
@@ -162,8 +167,11 @@ class Outbox(Role[_native.Outbox]):
         ``__cuda_array_interface__``. ``rows`` pushes only its first rows. ``row_begin`` says where
         the rows of a row share begin; by default share i begins at i × rows.
 
-        Blocks:     never for credit. In host memory the copy is made in this call if credit is
-                    there.
+        Blocks:     in host memory never for credit; the copy is made in this call if credit is
+                    there. From a GPU, ``credit_wait`` seconds at most: the copy is to be enqueued
+                    before the trainer's next call to the driver, which may keep the driver's lock
+                    until the GPU got further, and that may take this tap (I6). Past that, or where
+                    UCX carries it, the push is queued.
         Ordering:   the consumer gets what the tensor holds on ``stream`` (the current one by
                     default) at this point of it, whatever is queued there afterwards.
         Ownership:  the tensor is kept alive until its copy is done. It must not be modified in

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _LONGEST_WAIT_S: Final = 86400.0
 # Silence, not slowness: as long as bytes move, a peer lives.
 PEER_TIMEOUT_S: Final = 7.0
+CREDIT_WAIT_S: Final = 1.0  # of a push from a GPU: see Outbox.push
 _LEAST_PEER_TIMEOUT_S: Final = 2.0
 _MIN_SECRET: Final = 8
 

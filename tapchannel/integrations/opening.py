@@ -137,6 +137,10 @@ class _Opening:
 
     def _open_outboxes(self) -> None:
         here = dict(self._where)
+        # With all the slots that the schedule needs, credit never depends on what a waiting push
+        # holds up: it may wait for it as long as for anything.
+        if self._wiring.depth >= self._wiring.needs:
+            here["credit_wait"] = self._settings.timeout
         if not self._ends.on_gpu:
             del here["device"]
         for consumer in self._wiring.consumers:

@@ -73,6 +73,7 @@ class Wiring:
 
     plan: TapPlan
     depth: int
+    needs: int
     share: tuple[int, int]
     sources: Mapping[int, Sequence[Shard]] | None
     consumers: tuple[int, ...]
@@ -121,7 +122,8 @@ def wire(settings: Settings, columns: Sequence[Sequence[Report]], column: int, r
         rows,
     )
     asked = cast("Mapping[str, object]", reports[0]["settings"])["depth"]
-    depth = asked if isinstance(asked, int) else max(_number(report, "needs") for report in reports)
+    needs = max(_number(report, "needs") for report in reports)
+    depth = asked if isinstance(asked, int) else needs
     mailboxes = [_number(pipeline[0], "consumer") for pipeline in columns]
     seen = range(count) if whole else (column,)
     sources: dict[int, list[Shard]] = {}
@@ -134,6 +136,7 @@ def wire(settings: Settings, columns: Sequence[Sequence[Report]], column: int, r
     return Wiring(
         plan,
         depth,
+        needs,
         (column, count),
         sources if mailboxes[column] == rank else None,
         targets if pushes else (),
