@@ -32,12 +32,11 @@ def test_quickstart_runs() -> None:
     assert run.stdout.replace("\n        ", " ") == f"tensor([[{row}], [{row}]])\n"
 
 
-@pytest.mark.timeout(180)
-def test_torchrun_pipeline_trains_its_draft() -> None:
-    """Catches: an example that no longer fits torch's pipelining, or taps of the wrong passes."""
+def draft_losses(ranks: int, example: str, *args: str) -> tuple[float, float]:
+    """Run an example under torchrun; give the first and the last loss that it prints."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     run = subprocess.run(
-        [*torchrun, "--nproc-per-node", "3", str(ROOT / "examples" / "torchrun_pipeline.py")],
+        [*torchrun, "--nproc-per-node", str(ranks), str(ROOT / "examples" / example), *args],
         capture_output=True,
         text=True,
         check=False,
@@ -45,5 +44,19 @@ def test_torchrun_pipeline_trains_its_draft() -> None:
     assert run.returncode == 0, run.stderr
     found = re.search(r"draft loss ([\d.]+) in the first microbatch, ([\d.]+)", run.stdout)
     assert found is not None
-    first, last = map(float, found.groups())
+    return float(found[1]), float(found[2])
+
+
+@pytest.mark.timeout(180)
+def test_torchrun_pipeline_trains_its_draft() -> None:
+    """Catches: an example that no longer fits torch's pipelining, or taps of the wrong passes."""
+    first, last = draft_losses(3, "torchrun_pipeline.py")
     assert last < first / 10
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "DualPipeV"])
+@pytest.mark.timeout(180)
+def test_pipelining_draft_trains(schedule: str) -> None:
+    """Catches: an example that does not work, on the last rank or, in a V, on the first."""
+    first, last = draft_losses(2, "pipelining_draft.py", schedule)
+    assert last < first / 5
