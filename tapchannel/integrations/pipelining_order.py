@@ -31,14 +31,13 @@ def stages_of(schedule: Schedule) -> list[Any]:
 
 def needs_of(schedule: Schedule) -> int:
     """Give the slots that this rank's part of the schedule can run ahead."""
-    first = stages_of(schedule)[0]
-    planned: Mapping[int, Iterable[Any]] = getattr(schedule, "pipeline_order", None) or {}
-    if order := planned.get(first.group_rank):
-        return slots_needed(_computed(order))
-    microbatches = microbatches_of(schedule)
-    if isinstance(schedule, Schedule1F1B):  # before torch wrote down its order
+    first, microbatches = stages_of(schedule)[0], microbatches_of(schedule)
+    if isinstance(schedule, Schedule1F1B):  # in its order torch numbers a last stage's from 1
         return min(microbatches, first.num_stages - first.stage_index)
-    return microbatches  # GPipe, and whatever is not known: all forwards may come first
+    planned: Mapping[int, Iterable[Any]] = getattr(schedule, "pipeline_order", None) or {}
+    order = planned.get(first.group_rank)
+    # Without one it is GPipe, in an older torch, or not known: all forwards may come first.
+    return slots_needed(_computed(order)) if order else microbatches
 
 
 def _computed(actions: Iterable[Any]) -> Iterator[Action]:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
 from tapchannel.errors import UsageError
 from tapchannel.integrations.pipelining import TapStage
 from tapchannel.integrations.pipelining_loss import any_loss, check_trained
 from tapchannel.integrations.pipelining_modules import find
-from tapchannel.integrations.pipelining_order import needs_of
 from tapchannel.integrations.wiring import TapShape
 
 
@@ -105,42 +103,6 @@ def test_names_hold_within_ddp() -> None:
     nn.Module.__init__(wrapped)
     wrapped.module = model(layer=nn.Linear(2, 3))
     assert shapes([stage_of(wrapped)], {"layer": "tap"})[0] == {"tap": TapShape(3, "float32")}
-
-
-class Step(NamedTuple):
-    """An action of torch's schedules."""
-
-    computation_type: str
-    stage_index: int = 0
-    microbatch_index: int = 0
-    sub_actions: Any = None
-
-
-@pytest.mark.parametrize(
-    ("order", "slots"),
-    [
-        ([Step("F"), None, Step("B"), Step("F", 0, 1)], 1),
-        ([Step("F"), Step("F", 0, 1), Step("B"), Step("F", 0, 2)], 2),
-        ([Step("F"), Step("I"), Step("F", 0, 1), Step("W")], 2),
-        ([Step("F"), Step("OVERLAP_F_B", -1, 0, (Step("F", 0, 1), Step("B")))], 2),
-    ],
-    ids=["one", "ahead", "weights later", "overlapped"],
-)
-def test_slots_follow_from_the_order(order: list[Step | None], slots: int) -> None:
-    """Catches: a backward for inputs that counts as a whole one, overlapped actions not seen."""
-    schedule = ScheduleGPipe.__new__(ScheduleGPipe)
-    schedule._stage = SimpleNamespace(group_rank=1)
-    schedule.pipeline_order = {0: [], 1: order}
-    assert needs_of(schedule) == slots
-
-
-@pytest.mark.parametrize(("kind", "slots"), [(Schedule1F1B, 3), (ScheduleGPipe, 8)])
-def test_slots_of_a_torch_that_gives_no_order(kind: type[Any], slots: int) -> None:
-    """Catches: a depth of one with an older torch, whose single-stage schedules have no order."""
-    schedule = kind.__new__(kind)
-    schedule._stage = SimpleNamespace(group_rank=1, stage_index=1, num_stages=4)
-    schedule._n_microbatches = 8
-    assert needs_of(schedule) == slots
 
 
 def test_dry_run_s_loss_reaches_every_output() -> None:
