@@ -36,6 +36,7 @@ from .targets import (
     not_mine,
     odd,
     targets_of,
+    without_memory,
     wrong_kind,
 )
 from .tensors import adopt, checksum, rows_of
@@ -222,6 +223,8 @@ class Outbox(Role[_native.Outbox]):
         if rows is not None:
             source = first_rows(source, rows)
         owner, address, count, pitch, version = rows_of(source, width, row_bytes)
+        if not address and count:
+            raise without_memory(tap, source)
         return self._core.push(
             microbatch,
             index,

@@ -83,6 +83,17 @@ def wrong_kind(
     )
 
 
+def without_memory(tap: str, source: torch.Tensor) -> UsageError:
+    """Build the error for a tensor that has rows, but not at any address."""
+    return UsageError(
+        "push: tensor has no memory of its own",
+        tap=tap,
+        seen=type(source).__name__,
+        expected="a tensor that holds its rows",
+        next_step="push what it wraps; of a DTensor, to_local()",
+    )
+
+
 def odd(source: torch.Tensor) -> bool:
     """Tell whether a tensor has no rows in memory that could be read: sparse, or nested."""
     return source.layout is not torch.strided or source.is_nested

@@ -81,6 +81,20 @@ def nested() -> torch.Tensor:
         return torch.nested.nested_tensor([torch.ones(1, WIDTH), torch.ones(2, WIDTH)])
 
 
+class Wrapper(torch.Tensor):
+    """A tensor in name only, as a DTensor is: its rows are another's."""
+
+    @staticmethod
+    def __new__(cls, rows: torch.Tensor) -> Wrapper:
+        """Wrap nothing."""
+        return torch.Tensor._make_wrapper_subclass(cls, rows.shape, dtype=rows.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: object) -> object:
+        """Compute nothing."""
+        raise NotImplementedError
+
+
 OTHERS_TAP = {"expected": "'high'"}
 OUTSIDE = {"expected": "0 to 1"}
 BAD_PUSHES = {
@@ -102,6 +116,9 @@ BAD_PUSHES = {
     "no tensor": Slip(tensor=[[1.0] * WIDTH], facts={"seen": "list", "expected": ...}),
     "sparse tensor": Slip(tensor=torch.eye(WIDTH).to_sparse()),
     "nested tensor": Slip(tensor=nested()),
+    "tensor without memory": Slip(
+        tensor=Wrapper(ROWS), facts={"seen": "Wrapper", "expected": ..., "next_step": ...}
+    ),
     "too many rows": Slip(
         tensor=torch.ones(MAX_ROWS + 1, WIDTH), facts={"seen": ..., "expected": ..., "key": ...}
     ),
