@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     class Rest(TypedDict, total=False):
         """What `attach` hands on to `Settings` as it is."""
 
-        sequence_parallel: bool
         layout: str
         copy: bool
         name: str
@@ -122,14 +121,30 @@ class TapStage(PipelineStage):
         if self._session is None or self._running != threading.get_ident():
             return
         many = cast("tuple[object, ...]", output if isinstance(output, tuple | list) else (output,))
-        first = many[0] if many else None
-        if not isinstance(first, torch.Tensor):
+        hidden = _whole(many[0]) if many else None
+        if hidden is None:
             raise UsageError(
-                f"stage {self.stage_index} puts out no tensor as tap {name!r}",
-                seen=type(first).__name__,
-                expected="a tensor, or a tuple whose first is the hidden states",
+                "a stage's module puts out something else than hidden states",
+                tap=name,
+                stage=self.stage_index,
+                seen=", ".join(type(part).__name__ for part in many),
+                expected="a tensor, or a tuple that begins with one; a DTensor only if replicated",
+                next_step="tap a module whose output is the whole of the hidden states",
             )
-        self._session.tap(name, first)
+        if self.is_first and self.is_last:  # no other stage says how many rows there are
+            self._session.saw(hidden)
+        self._session.tap(name, hidden)
+
+
+def _whole(output: object) -> torch.Tensor | None:
+    """Give hidden states as a plain tensor with all rows; None if they are not that."""
+    if not isinstance(output, torch.Tensor):
+        return None
+    placements: Sequence[Any] | None = getattr(output, "placements", None)
+    if placements is None:
+        return output
+    replicated = all(placement.is_replicate() for placement in placements)
+    return cast("Any", output).to_local() if replicated else None
 
 
 def attach(
@@ -156,7 +171,12 @@ def attach(
     the loss function ``with session.take() as taps:``. Outside of `Session.step` nothing is pushed.
 
     A zero-bubble schedule (InterleavedZeroBubble, ZBVZeroBubble, DualPipeV) computes the gradients
-    of its stages' own weights only: there the draft's backward belongs into the loss function.
+    of its stages' own weights only: there the draft's backward belongs into the loss function, or
+    the draft into the last stage's module. torch's dry run does not call the loss function.
+
+    A tapped module may be compiled. Within a region that is compiled as one (a stage, say) a tap
+    breaks the graph in two; with ``fullgraph=True`` torch refuses it. Under tensor parallelism the
+    output has to be whole on every rank of ``tp_group``, each of which pushes its share.
 
     Parameters
     ----------

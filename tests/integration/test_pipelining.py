@@ -142,6 +142,11 @@ def test_four_ranks(four: Ranks, case: Case) -> None:
     assert {report.depth for report in tapped} == {4 if case.schedule == "1F1B" else 6}
 
 
+def test_pipeline_of_one_stage(one: Ranks) -> None:
+    """Catches: a draft that finds no microbatch where no stage is before the last."""
+    check(Case("1F1B"), one(roles.run, Case("1F1B")), 3)
+
+
 @pytest.mark.parametrize("case", SCHEDULES, ids=lambda case: case.schedule)
 def test_one_slot_too_few_is_never_wrong(two: Ranks, case: Case) -> None:
     """Catches: a schedule that relies on its depth for order, rather than on credit."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tapchannel.errors import UsageError
@@ -171,10 +172,35 @@ def test_another_thread_s_replay_is_not_pushed(stage: TapStage, listener: Listen
     assert listener.pushed == [forward]
 
 
-def test_output_that_is_no_tensor(stage: TapStage) -> None:
-    """Catches: a tap that is silently missing since a module puts out something else."""
-    with pytest.raises(UsageError, match="stage 2 puts out no tensor as tap 'tap'"):
-        stage.forward_one_chunk(0, lambda: stage.push_tap("tap", {"hidden": torch.ones(1)}))
+def distributed(hidden: torch.Tensor, *placements: Placement) -> Any:
+    """Give what a DTensor on several ranks shows of itself."""
+    hidden.placements, hidden.to_local = placements, lambda: hidden
+    return hidden
+
+
+@pytest.mark.parametrize(
+    ("output", "seen"),
+    [
+        ({"hidden": torch.ones(1)}, "dict"),
+        ((), ""),
+        (distributed(torch.ones(1), Replicate(), Shard(1)), "Tensor"),
+    ],
+    ids=["no tensor", "nothing", "sharded"],
+)
+def test_output_that_is_not_the_hidden_states(stage: TapStage, output: Any, seen: str) -> None:
+    """Catches: a tap that is silently missing, or a part of it, since a module puts out else."""
+    with pytest.raises(UsageError, match="puts out something else") as caught:
+        stage.forward_one_chunk(0, lambda: stage.push_tap("tap", output))
+    assert (caught.value.tap, caught.value.stage, caught.value.seen) == ("tap", 2, seen)
+
+
+def test_replicated_hidden_states_are_pushed(stage: TapStage, listener: Listener) -> None:
+    """Catches: a wrapper without memory of its own that is handed on."""
+    hidden = torch.ones(1)
+    output = distributed(torch.zeros(1), Replicate())
+    output.to_local = lambda: hidden
+    stage.forward_one_chunk(0, lambda: stage.push_tap("tap", output))
+    assert listener.pushed == [hidden]
 
 
 def test_error_of_a_push_is_not_wrapped(stage: TapStage) -> None:
