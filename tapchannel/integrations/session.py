@@ -11,6 +11,7 @@ from typing import TypeAlias
 import torch
 
 from ..errors import UsageError
+from ..keys import MAX_STEP, checked_int
 from ..lease import Lease
 from ..mailbox import Mailbox
 from ..outbox import Outbox
@@ -83,7 +84,7 @@ class Session:
         if self._forwards.open:
             raise UsageError("step: a step is open", next_step="leave it before the next one")
         count = self._count(microbatches)
-        self._step = self._step + 1 if step is None else step
+        self._step = self._step + 1 if step is None else self._grown(step)
         with ExitStack() as passes:
             if self.mailbox is not None:
                 passes.enter_context(self.mailbox.open_pass(self._step, count))
@@ -222,6 +223,16 @@ class Session:
             return flat, index * flat.shape[0] if whole else 0
         first, last = _span(flat.shape[0], index, count)
         return flat[first:last], first if whole else 0
+
+    def _grown(self, step: int) -> int:
+        if checked_int("step", step, 0, MAX_STEP) <= self._step:
+            raise UsageError(
+                "step: the steps of a session must grow",
+                seen=step,
+                expected=f"more than {self._step}",
+                next_step="name each by the trainer's growing step number, the same on all ranks",
+            )
+        return step
 
     def _count(self, microbatches: int | None) -> int:
         said = self._microbatches if microbatches is None else microbatches
