@@ -1,0 +1,209 @@
+"""Taps on a Megatron-Core pipeline: GPTModel and HybridModel, interleaved or not.
+
+    session = attach(model_chunks, layers=[2, 16, 30], max_rows=seq_length * micro_batch_size)
+
+    def loss_func(mask, output):                # runs on the last stage
+        with session.take() as taps:            # this microbatch's
+            draft_loss = draft(taps["features"], …)
+        …
+
+    with session.step():
+        forward_backward_func(forward_step_func=…, model=model_chunks, …)
+
+Nothing of Megatron is patched. Outside ``session.step()`` nothing is pushed: an evaluation that
+shall have taps gets a step of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..errors import ConfigError, UsageError
+from ..settings import checked_choice
+from . import megatron_model
+from .megatron_hooks import ChunkHooks
+from .megatron_model import EMBEDDING, Chunk
+from .megatron_schedule import slots
+from .session import Session, open_session
+from .wiring import Settings, TapShape
+
+__all__ = ["attach"]
+
+
+def attach(
+    model: nn.Module | Sequence[nn.Module],
+    layers: Sequence[int],
+    embedding: bool = False,
+    *,
+    max_rows: int,
+    groups: Mapping[str, Sequence[str]] | None = None,
+    pp_group: dist.ProcessGroup | None = None,
+    tp_group: dist.ProcessGroup | None = None,
+    microbatches: int | Callable[[], int] | None = None,
+    depth: int | None = None,
+    copy: str = "auto",
+    layout: str = "whole",
+    device: torch.device | str | None = None,
+    name: str = "draft",
+    timeout: float = 120.0,
+    transport: str = "auto",
+    store: object = None,
+    secret: str | bytes | None = None,
+    listen: str | None = None,
+) -> Session:
+    """Tap the layers of a pipeline for a draft on its last stage.
+
+    Every rank calls it, with the same arguments, once the model is on its device; wrapped (DDP,
+    Float16Module) or not makes no difference. The session's `close` takes the hooks off again.
+
+    Parameters
+    ----------
+    model
+        This rank's model chunks, in order; or the one that it has.
+    layers
+        Global numbers of the layers whose outputs are tapped, from 1, as ``layer.layer_number``
+        has them. Tap ``layer8`` is the output of layer 8. Multi-token prediction has no taps.
+    embedding
+        Tap the embedding's output, too, as ``embedding``.
+    max_rows
+        The most rows (tokens) of one whole microbatch: length / context-parallel ranks × batch.
+        Tensor parallelism does not divide it.
+    groups
+        Name of each group -> its taps. By default ``features`` has the layers in the order given,
+        and ``embedding`` the embedding.
+    pp_group, tp_group
+        The groups of this rank; by default those that the model was built with.
+    microbatches
+        Microbatches of a step: a number, or what to call for it. By default Megatron's own
+        ``get_num_microbatches``, asked at every step: a batch ramp-up is followed.
+    depth
+        Slots. By default as many as the schedule runs ahead of the draft.
+    copy
+        ``"auto"``: taps are copied on the compute stream before they are pushed where the config
+        says that Megatron may free them early (activation offload). ``"always"``, ``"never"``.
+    layout
+        ``"whole"``: each draft rank sees all rows of a microbatch. ``"share"``: its tensor-parallel
+        share of them.
+    device
+        Where this rank computes; by default where its parameters are.
+    name, timeout, transport, store, secret, listen
+        As `tapchannel.Mailbox` has them.
+
+    Blocks:     until all ranks of the pipeline have called it and are connected.
+
+    Raises:
+        ConfigError: some rank cannot be served (the text says which and why), or a setting is
+            impossible. It is raised on every rank.
+    """
+    checked_choice("copy", copy, ("auto", "always", "never"))
+    chunks, refused = megatron_model.chunks_of(model)
+    refused += megatron_model.refusals(chunks, embedding)
+    names = {number: f"layer{number}" for number in layers}
+    tapped = [*names.values(), *[EMBEDDING] * embedding]
+    groups = _default_groups(names, embedding) if groups is None else groups
+    if sorted(tapped) != sorted(tap for taps in groups.values() for tap in taps):
+        refused.append(f"groups must hold each of {', '.join(tapped)} once, and nothing else")
+    reason = next(
+        (why for chunk in chunks if (why := megatron_model.copy_reason(chunk.config))), None
+    )
+    pipeline, tensor = _groups_of(chunks, pp_group, tp_group)
+    settings = Settings(
+        groups=groups,
+        max_rows=max_rows,
+        sequence_parallel=any(chunk.config.sequence_parallel for chunk in chunks),
+        layout=layout,
+        copy=copy == "always" or (copy == "auto" and reason is not None),
+        name=name,
+        timeout=timeout,
+        transport=transport,
+    )
+    session = open_session(
+        settings,
+        _produced(chunks, names, embedding),
+        pp_group=pipeline,
+        tp_group=tensor,
+        device=device or megatron_model.device_of(chunks),
+        depth=depth,
+        needs=_needs(chunks, pipeline),
+        microbatches=_ask_megatron if microbatches is None else microbatches,
+        refusals=refused,
+        store=store,
+        secret=secret,
+        listen=listen,
+    )
+    handles = [
+        handle
+        for index, chunk in enumerate(chunks)
+        for handle in ChunkHooks(session, index, chunk).register(
+            names, embedding, last=index == len(chunks) - 1
+        )
+    ]
+    for handle in handles:
+        session.on_close(handle.remove)
+    if reason is not None and copy == "auto":
+        session.notes["copy_reason"] = reason
+    return session
+
+
+def _default_groups(names: Mapping[int, str], embedding: bool) -> dict[str, list[str]]:
+    groups = {"features": list(names.values())} if names else {}
+    return groups | ({EMBEDDING: [EMBEDDING]} if embedding else {})
+
+
+def _produced(
+    chunks: Sequence[Chunk], names: Mapping[int, str], embedding: bool
+) -> dict[str, TapShape]:
+    """Give the taps that this rank makes."""
+    made: dict[str, TapShape] = {}
+    for chunk in chunks:
+        shape = megatron_model.shape_of(chunk.config)
+        if embedding and chunk.embedding is not None:
+            made[EMBEDDING] = shape
+        made.update({names[number]: shape for number, _ in chunk.layers if number in names})
+    return made
+
+
+def _groups_of(
+    chunks: Sequence[Chunk],
+    pp_group: dist.ProcessGroup | None,
+    tp_group: dist.ProcessGroup | None,
+) -> tuple[Any, Any]:
+    """Give the pipeline group and the tensor group: those given, or those of the model."""
+    held: Any = getattr(chunks[0].model, "pg_collection", None) if chunks else None
+    if any(hasattr(group, "module_pgs") for group in (held, pp_group)):
+        raise ConfigError(
+            "a multi-module pipeline cannot be served: its stages run different models",
+            next_step="give the language model and its own pp_group and tp_group",
+        )
+    state: Any = importlib.import_module("megatron.core.parallel_state")
+    pipeline = pp_group or getattr(held, "pp", None) or state.get_pipeline_model_parallel_group()
+    tensor = tp_group or getattr(held, "tp", None) or state.get_tensor_model_parallel_group()
+    return pipeline, tensor
+
+
+def _needs(chunks: Sequence[Chunk], pipeline: dist.ProcessGroup) -> int:
+    """Give the slots that this rank's schedule needs to run as it would without taps."""
+    if not chunks:
+        return 1
+    config = chunks[0].config
+    virtual = config.virtual_pipeline_model_parallel_size
+    interleaved = pipeline.size() > 1 and (len(chunks) > 1 or virtual is not None)
+    group_size = config.microbatch_group_size_per_vp_stage or pipeline.size()
+    return slots(pipeline, len(chunks), interleaved, group_size)
+
+
+def _ask_megatron() -> int:
+    calculator: Any = importlib.import_module("megatron.core.num_microbatches_calculator")
+    try:
+        return int(calculator.get_num_microbatches())
+    except AttributeError:  # there is no calculator
+        raise UsageError(
+            "how many microbatches this step has is not known: Megatron's calculator is not set up",
+            next_step="give the number to session.step(), or give attach() microbatches",
+        ) from None

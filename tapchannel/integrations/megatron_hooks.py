@@ -1,0 +1,80 @@
+"""The forward hooks that let Megatron-Core's layers push their outputs.
+
+None of them changes what it sees, waits for the device, or lies inside a layer. A recomputed layer
+calls its hook once more, in backward: the chunk's own forward is not running then, and the session
+pushes only while it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from .megatron_model import EMBEDDING, Chunk
+from .session import Session
+
+Hook = Callable[..., None]
+
+
+class ChunkHooks:
+    """The hooks of one chunk."""
+
+    def __init__(self, session: Session, index: int, chunk: Chunk) -> None:
+        self._session, self._index, self._chunk = session, index, chunk
+        self._embedded = False
+
+    def register(
+        self, names: Mapping[int, str], embedding: bool, last: bool
+    ) -> list[RemovableHandle]:
+        """Hook up the chunk; ``names`` are the taps' by layer number."""
+        chunk = self._chunk
+        handles = [
+            chunk.model.register_forward_pre_hook(self._begin),
+            chunk.model.register_forward_hook(self._end, always_call=True),
+        ]
+        for number, layer in chunk.layers:
+            if number in names:
+                handles.append(layer.register_forward_hook(self._pusher(names[number])))
+        if embedding and chunk.embedding is not None:
+            handles.append(chunk.embedding.register_forward_hook(self._push_embedding))
+        if last and self._session.is_consumer:
+            handles.append(chunk.decoder.register_forward_hook(self._look))
+        return handles
+
+    def _begin(self, module: nn.Module, arguments: object) -> None:
+        self._embedded = False
+        self._session.enter(self._index, self._microbatch())
+
+    def _microbatch(self) -> int | None:
+        """Give what Megatron's schedule wrote on the layers; None if there is no layer."""
+        for _, layer in self._chunk.layers:
+            return cast("int | None", getattr(layer, "current_microbatch", None))
+        return None
+
+    def _end(self, module: nn.Module, arguments: object, output: object) -> None:
+        self._session.leave(self._index)  # after an exception, too
+
+    def _pusher(self, name: str) -> Hook:
+        def push(module: nn.Module, arguments: object, output: Any) -> None:
+            self._session.tap(name, _hidden(output))
+
+        return push
+
+    def _push_embedding(self, module: nn.Module, arguments: object, output: Any) -> None:
+        # Multi-token prediction embeds once more in the same forward.
+        if not self._embedded:
+            self._embedded = True
+            self._session.tap(EMBEDDING, _hidden(output))
+
+    def _look(self, module: nn.Module, arguments: object, output: Any) -> None:
+        self._session.saw(_hidden(output))
+
+
+def _hidden(output: Any) -> torch.Tensor:
+    """Give a layer's hidden states: transformer layers return a tuple, others the bare tensor."""
+    first: Any = cast("tuple[Any, ...]", output)[0] if isinstance(output, tuple) else output
+    return first
