@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,9 @@ from .session import Session, open_session
 from .wiring import Settings, TapShape
 
 __all__ = ["attach"]
+
+# Without a backward, Megatron keeps a microbatch's graph, and by it the slot, into the next one.
+LEAST_SLOTS: Final = 2
 
 
 def attach(
@@ -190,12 +193,12 @@ def _groups_of(
 def _needs(chunks: Sequence[Chunk], pipeline: dist.ProcessGroup) -> int:
     """Give the slots that this rank's schedule needs to run as it would without taps."""
     if not chunks:
-        return 1
+        return LEAST_SLOTS
     config = chunks[0].config
     virtual = config.virtual_pipeline_model_parallel_size
     interleaved = pipeline.size() > 1 and (len(chunks) > 1 or virtual is not None)
     group_size = config.microbatch_group_size_per_vp_stage or pipeline.size()
-    return slots(pipeline, len(chunks), interleaved, group_size)
+    return max(LEAST_SLOTS, slots(pipeline, len(chunks), interleaved, group_size))
 
 
 def _ask_megatron() -> int:

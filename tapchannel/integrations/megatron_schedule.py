@@ -38,9 +38,10 @@ def order(
         pp_group=SimpleNamespace(size=lambda: stages, rank=lambda: stage),
         virtual_pipeline_model_parallel_size=None if group_size is None else chunks,
     )
-    total, _, ahead, _ = schedules.get_pp_rank_microbatches(
+    found = schedules.get_pp_rank_microbatches(
         microbatches, chunks, group_size, p2p_communicator=place
     )
+    total, ahead = int(found[0]), int(found[2])
     table = _forwards(schedules, microbatches, chunks, group_size)
     actions: list[Action] = []
     for index in range(total + ahead):

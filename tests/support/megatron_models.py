@@ -132,6 +132,11 @@ def _gpt(shape: Shape, config: Any, **place: Any) -> Any:
     spec: Any = importlib.import_module("megatron.core.transformer.spec_utils")
     block.LayerNormImpl = Norm
     one = spec.ModuleSpec(module=layer.TransformerLayer, submodules=_layer_parts())
+    if config.mtp_num_layers:
+        specs: Any = importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")
+        place["mtp_block_spec"] = specs.get_gpt_mtp_block_spec(
+            config, one, use_transformer_engine=False, vp_stage=place["vp_stage"]
+        )
     return gpt.GPTModel(config, one, VOCABULARY, 64, position_embedding_type="rope", **place)
 
 

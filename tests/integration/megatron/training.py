@@ -25,6 +25,7 @@ class Pass:
 
     lengths: Sequence[int]
     forward_only: bool = False
+    gradients: bool = True
     tapped: bool = True
     seed: int = 0
 
@@ -38,7 +39,7 @@ class Plan:
     passes: Sequence[Pass]
     embedding: bool = False
     attach: Mapping[str, Any] = field(default_factory=dict)
-    wrap: bool = False
+    wrap: str | None = None
 
 
 @dataclass
@@ -56,6 +57,8 @@ class Record:
     depth: int = 0
     is_consumer: bool = False
     tensor_rank: int = 0
+    replica: tuple[int, int] = (0, 0)  # data and context coordinates
+    gradients: int = 0
 
 
 def bytes_of(hidden: torch.Tensor) -> Bytes:
@@ -92,18 +95,22 @@ class Recorder:
         module.register_forward_hook(keep)
 
 
-def wrapped(chunks: list[nn.Module]) -> list[nn.Module]:
-    """Wrap the chunks as Megatron's trainer does for bfloat16."""
-    module: Any = importlib.import_module("megatron.core.transformer.module")
-    return [module.Float16Module(chunk.config, chunk) for chunk in chunks]
+def wrapped(chunks: list[nn.Module], how: str) -> list[nn.Module]:
+    """Wrap the chunks as Megatron's trainer does."""
+    if how == "float16":
+        module: Any = importlib.import_module("megatron.core.transformer.module")
+        return [module.Float16Module(chunk.config, chunk) for chunk in chunks]
+    ddp: Any = importlib.import_module("megatron.core.distributed")
+    settings = ddp.DistributedDataParallelConfig()
+    return [ddp.DistributedDataParallel(chunk.config, settings, chunk) for chunk in chunks]
 
 
 def train(plan: Plan) -> Record:
     """Run all passes without taps, then again with them."""
     start_groups(plan.shape)
     chunks = build(plan.shape)
-    if plan.wrap:
-        chunks = wrapped(chunks)
+    if plan.wrap is not None:
+        chunks = wrapped(chunks, plan.wrap)
     plain, gradients = _passes(plan, chunks, None, None)
     recorder = Recorder(chunks)
     with attach(
@@ -115,7 +122,8 @@ def train(plan: Plan) -> Record:
         record = recorder.record
         record.losses, tapped = _passes(plan, chunks, session, recorder)
         record.same_losses = record.losses == plain
-        record.same_gradients = _same(gradients, tapped)
+        record.same_gradients = all(map(torch.equal, gradients, tapped))
+        record.gradients = len(tapped)
         record.depth, record.is_consumer = session.depth, session.is_consumer
         if session.mailbox is not None:
             lanes: Any = session.mailbox.info()["lanes"]
@@ -123,6 +131,7 @@ def train(plan: Plan) -> Record:
             record.bytes = sum(lane["bytes"] for lane in lanes)
     state: Any = importlib.import_module("megatron.core.parallel_state")
     record.tensor_rank = state.get_tensor_model_parallel_rank()
+    record.replica = state.get_data_parallel_rank(), state.get_context_parallel_rank()
     end_groups()
     return record
 
@@ -156,10 +165,11 @@ def _one_pass(
         chunk.train(not one.forward_only)
     run = plan.shape, chunks, one.lengths
     options: Any = {"seed": one.seed, "forward_only": one.forward_only}
-    if session is None or draft is None or not one.tapped:
-        return run_schedule(*run, policy_loss, **options)
-    with session.step(len(one.lengths)):
-        return run_schedule(*run, draft.loss if session.is_consumer else policy_loss, **options)
+    with torch.set_grad_enabled(one.gradients):
+        if session is None or draft is None or not one.tapped:
+            return run_schedule(*run, policy_loss, **options)
+        with session.step(len(one.lengths)):
+            return run_schedule(*run, draft.loss if session.is_consumer else policy_loss, **options)
 
 
 def policy_loss(output: torch.Tensor) -> torch.Tensor:
@@ -186,8 +196,3 @@ class Draft:
             weight = torch.ones(features.shape[1], 1, dtype=features.dtype, device=features.device)
             draft = (features @ weight.requires_grad_()).float().square().mean()
         return policy + (draft - draft.detach())  # the same value, and both gradients
-
-
-def _same(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:
-    pairs = list(zip(left, right, strict=True))
-    return bool(pairs) and all(torch.equal(one, other) for one, other in pairs)
