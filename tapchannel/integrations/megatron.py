@@ -30,7 +30,8 @@ from . import megatron_model
 from .megatron_hooks import ChunkHooks
 from .megatron_model import EMBEDDING, Chunk
 from .megatron_schedule import slots
-from .session import Session, open_session
+from .opening import open_session
+from .session import Session
 from .wiring import Settings, TapShape
 
 __all__ = ["attach"]

@@ -59,6 +59,7 @@ def _answer_for_cuda() -> None:
     cpu = torch.device("cpu")
     cuda: Any = torch.cuda
     cuda.current_device = lambda: cpu
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self
     cuda.synchronize = lambda *args, **kwargs: None
     cuda.random.get_rng_state = lambda *args, **kwargs: torch.empty(0, dtype=torch.uint8)
 

@@ -142,12 +142,15 @@ def _passes(
     """Run the passes; return the losses, and the gradients that all passes add up to."""
     for chunk in chunks:
         chunk.zero_grad(set_to_none=True)
+        if plan.wrap == "ddp":
+            chunk.zero_grad_buffer()
     losses = [
         _one_pass(plan, one, number, chunks, session, recorder)
         for number, one in enumerate(plan.passes)
     ]
-    parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
-    return losses, [one.grad.clone() for one in parameters if one.grad is not None]
+    parameters: Any = [parameter for chunk in chunks for parameter in chunk.parameters()]
+    gradients = [one.main_grad if plan.wrap == "ddp" else one.grad for one in parameters]
+    return losses, [gradient.clone() for gradient in gradients if gradient is not None]
 
 
 def _one_pass(
