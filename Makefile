@@ -29,7 +29,7 @@ help:
 	@sed -n '/^#/!q; s/^# \{0,2\}//p' Makefile
 
 # One stamp for the tools, one for the installed package: a second run does neither.
-$(VENV)/.tools: requirements-dev.txt
+$(VENV)/.tools: requirements-dev.txt requirements-megatron.txt
 	@command -v $(CXX) >/dev/null || { echo "no C++ compiler: install g++"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
 	  || { echo "$(PYTHON) must be Python 3.10 to 3.13: make PYTHON=python3.x"; exit 1; }
@@ -40,6 +40,8 @@ $(VENV)/.tools: requirements-dev.txt
 	  || { rm -rf $(BUILD) && $(PYTHON) -m venv --clear $(VENV); } \
 	  || { echo "cannot make $(VENV): install python3-venv"; exit 1; }
 	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --ignore-requires-python \
+	  --only-binary :all: -r requirements-megatron.txt
 	@touch $@
 
 # Editable: Python edits need no build; an edit under native/ builds what changed.
