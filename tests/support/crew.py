@@ -24,11 +24,7 @@ STARTING_LIMIT = 60.0
 ENDING_LIMIT = 40.0  # to tear the interpreter down takes seconds of four on few cores
 RUN_LIMIT = 40.0
 PEER_LIMIT = datetime.timedelta(seconds=20)  # for a rank whose peer has failed
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-    "TORCH_COMPILE_DISABLE": "1",  # Megatron compiles what it fuses: seconds, and more processes
-}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
 
 class Crew:

@@ -137,7 +137,8 @@ def _gpt(shape: Shape, config: Any, **place: Any) -> Any:
         place["mtp_block_spec"] = specs.get_gpt_mtp_block_spec(
             config, one, use_transformer_engine=False, vp_stage=place["vp_stage"]
         )
-    return gpt.GPTModel(config, one, VOCABULARY, 64, position_embedding_type="rope", **place)
+    most = max(64, shape.length)
+    return gpt.GPTModel(config, one, VOCABULARY, most, position_embedding_type="rope", **place)
 
 
 def _hybrid(shape: Shape, config: Any, **place: Any) -> Any:

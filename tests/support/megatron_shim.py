@@ -2,7 +2,7 @@
 
 Megatron asks torch.cuda for its device, synchronises it, and forks its random state. Where there is
 no CUDA device those calls get answers that fit the CPU; dropout must be 0. Where there is one,
-nothing is changed.
+nothing is changed, but `carry_over_gloo` may be called for stages that share it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import importlib.util
 import logging
+import os
 import sys
 import types
 import warnings
@@ -26,6 +27,8 @@ KERNELS = ("GLOBAL_BLOCK_SIZE", "paged_stash_copy_kernel", "paged_stash_pop_kern
 
 def import_megatron() -> None:
     """Import Megatron-Core, quietly; with stand-ins for CUDA if there is none."""
+    # Megatron compiles what it fuses: that takes seconds, and processes of its own.
+    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     logging.getLogger("megatron").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"megatron|torch")
     if importlib.util.find_spec("triton") is None:
@@ -77,3 +80,34 @@ def _fork_nothing() -> None:
     random._CUDA_RNG_STATE_TRACKER = Tracker()
     random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
     random._set_cuda_rng_state = lambda *args, **kwargs: None
+
+
+class _Received:
+    """A request of tensors that come by way of host memory."""
+
+    def __init__(self, requests: list[Any], pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._requests, self._pairs = requests, pairs
+
+    def wait(self) -> None:
+        """Wait until they are there."""
+        for request in self._requests:
+            request.wait()
+        for tensor, on_host in self._pairs:
+            tensor.data.copy_(on_host)
+
+
+def carry_over_gloo() -> None:
+    """Let gloo carry the stages' CUDA tensors: NCCL refuses two ranks on one GPU."""
+    p2p: Any = importlib.import_module("megatron.core.pipeline_parallel.p2p_communication")
+    bare = p2p._batched_p2p_ops
+    if bare.__name__ == "staged":
+        return
+
+    def staged(**arguments: Any) -> list[_Received]:
+        tensors = {name: one for name, one in arguments.items() if isinstance(one, torch.Tensor)}
+        on_host = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+        requests = bare(**arguments | on_host)
+        pairs = [(tensors[name], on_host[name]) for name in tensors if "recv" in name]
+        return [_Received(requests, pairs)] if requests else []
+
+    p2p._batched_p2p_ops = staged
