@@ -18,26 +18,39 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from ..errors import ConfigError, UsageError
 from ..settings import checked_choice
 from . import megatron_model
-from .megatron_hooks import ChunkHooks
-from .megatron_model import EMBEDDING, Chunk
+from .megatron_hooks import hook_up
+from .megatron_model import Chunk, Taps
 from .megatron_schedule import slots
 from .opening import open_session
 from .session import Session
-from .wiring import Settings, TapShape
+from .wiring import Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["attach"]
 
 # Without a backward, Megatron keeps a microbatch's graph, and by it the slot, into the next one.
 LEAST_SLOTS: Final = 2
+
+
+class ChannelOptions(TypedDict, total=False):
+    """What a session's channels may be told, as `tapchannel.Mailbox` has it."""
+
+    name: str
+    timeout: float
+    transport: str
+    store: object
+    secret: str | bytes | None
+    listen: str | None
 
 
 def attach(
@@ -53,13 +66,7 @@ def attach(
     depth: int | None = None,
     copy: str = "auto",
     layout: str = "whole",
-    device: torch.device | str | None = None,
-    name: str = "draft",
-    timeout: float = 120.0,
-    transport: str = "auto",
-    store: object = None,
-    secret: str | bytes | None = None,
-    listen: str | None = None,
+    **channel: Unpack[ChannelOptions],
 ) -> Session:
     """Tap the layers of a pipeline for a draft on its last stage.
 
@@ -94,10 +101,9 @@ def attach(
     layout
         ``"whole"``: each draft rank sees all rows of a microbatch. ``"share"``: its tensor-parallel
         share of them.
-    device
-        Where this rank computes; by default where its parameters are.
-    name, timeout, transport, store, secret, listen
-        As `tapchannel.Mailbox` has them.
+    channel
+        ``name``, ``timeout``, ``transport``, ``store``, ``secret``, ``listen``, as
+        `tapchannel.Mailbox` has them. The store is torch's own by default.
 
     Blocks:     until all ranks of the pipeline have called it and are connected.
 
@@ -107,70 +113,34 @@ def attach(
     """
     checked_choice("copy", copy, ("auto", "always", "never"))
     chunks, refused = megatron_model.chunks_of(model)
-    refused += megatron_model.refusals(chunks, embedding)
-    names = {number: f"layer{number}" for number in layers}
-    tapped = [*names.values(), *[EMBEDDING] * embedding]
-    groups = _default_groups(names, embedding) if groups is None else groups
-    if sorted(tapped) != sorted(tap for taps in groups.values() for tap in taps):
-        refused.append(f"groups must hold each of {', '.join(tapped)} once, and nothing else")
-    reason = next(
-        (why for chunk in chunks if (why := megatron_model.copy_reason(chunk.config))), None
-    )
+    taps = Taps(layers, embedding, groups)
+    reason = megatron_model.copy_reason(chunks)
+    reach, rest = _split(channel)
     pipeline, tensor = _groups_of(chunks, pp_group, tp_group)
-    settings = Settings(
-        groups=groups,
-        max_rows=max_rows,
-        sequence_parallel=any(chunk.config.sequence_parallel for chunk in chunks),
-        layout=layout,
-        copy=copy == "always" or (copy == "auto" and reason is not None),
-        name=name,
-        timeout=timeout,
-        transport=transport,
-    )
+    copied = copy == "always" or (copy == "auto" and reason is not None)
+    sharded = any(chunk.config.sequence_parallel for chunk in chunks)
     session = open_session(
-        settings,
-        _produced(chunks, names, embedding),
+        Settings(taps.groups, max_rows, sharded, layout, copied, **rest),
+        taps.made_by(chunks),
         pp_group=pipeline,
         tp_group=tensor,
-        device=device or megatron_model.device_of(chunks),
+        device=megatron_model.device_of(chunks),
         depth=depth,
         needs=_needs(chunks, pipeline),
         microbatches=_ask_megatron if microbatches is None else microbatches,
-        refusals=refused,
-        store=store,
-        secret=secret,
-        listen=listen,
+        refusals=[*refused, *taps.refusals(), *megatron_model.refusals(chunks, embedding)],
+        **reach,
     )
-    handles = [
-        handle
-        for index, chunk in enumerate(chunks)
-        for handle in ChunkHooks(session, index, chunk).register(
-            names, embedding, last=index == len(chunks) - 1
-        )
-    ]
-    for handle in handles:
-        session.on_close(handle.remove)
-    if reason is not None and copy == "auto":
+    hook_up(session, chunks, taps)
+    if copy == "auto" and reason is not None:
         session.notes["copy_reason"] = reason
     return session
 
 
-def _default_groups(names: Mapping[int, str], embedding: bool) -> dict[str, list[str]]:
-    groups = {"features": list(names.values())} if names else {}
-    return groups | ({EMBEDDING: [EMBEDDING]} if embedding else {})
-
-
-def _produced(
-    chunks: Sequence[Chunk], names: Mapping[int, str], embedding: bool
-) -> dict[str, TapShape]:
-    """Give the taps that this rank makes."""
-    made: dict[str, TapShape] = {}
-    for chunk in chunks:
-        shape = megatron_model.shape_of(chunk.config)
-        if embedding and chunk.embedding is not None:
-            made[EMBEDDING] = shape
-        made.update({names[number]: shape for number, _ in chunk.layers if number in names})
-    return made
+def _split(channel: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Part what a rank has for itself from what all must have alike."""
+    own = {name: value for name, value in channel.items() if name in ("store", "secret", "listen")}
+    return own, {name: value for name, value in channel.items() if name not in own}
 
 
 def _groups_of(

@@ -7,41 +7,48 @@ pushes only while it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from .megatron_model import EMBEDDING, Chunk
+from .megatron_model import EMBEDDING, Chunk, Taps
 from .session import Session
 
 Hook = Callable[..., None]
 
 
-class ChunkHooks:
+def hook_up(session: Session, chunks: Sequence[Chunk], taps: Taps) -> None:
+    """Hook up a rank's chunks until the session is closed."""
+    for index, chunk in enumerate(chunks):
+        hooks = _ChunkHooks(session, index, chunk)
+        last = session.is_consumer and index == len(chunks) - 1
+        for handle in hooks.register(taps, last):
+            session.on_close(handle.remove)
+
+
+class _ChunkHooks:
     """The hooks of one chunk."""
 
     def __init__(self, session: Session, index: int, chunk: Chunk) -> None:
         self._session, self._index, self._chunk = session, index, chunk
         self._embedded = False
 
-    def register(
-        self, names: Mapping[int, str], embedding: bool, last: bool
-    ) -> list[RemovableHandle]:
-        """Hook up the chunk; ``names`` are the taps' by layer number."""
+    def register(self, taps: Taps, last: bool) -> list[RemovableHandle]:
+        """Register them; ``last`` is for the chunk whose microbatches the draft follows."""
         chunk = self._chunk
         handles = [
             chunk.model.register_forward_pre_hook(self._begin),
             chunk.model.register_forward_hook(self._end, always_call=True),
         ]
         for number, layer in chunk.layers:
-            if number in names:
-                handles.append(layer.register_forward_hook(self._pusher(names[number])))
-        if embedding and chunk.embedding is not None:
+            if number in taps.layers:
+                handles.append(layer.register_forward_hook(self._pusher(taps.layers[number])))
+        if taps.embedding and chunk.embedding is not None:
             handles.append(chunk.embedding.register_forward_hook(self._push_embedding))
-        if last and self._session.is_consumer:
+        if last:
             handles.append(chunk.decoder.register_forward_hook(self._look))
         return handles
 

@@ -6,7 +6,7 @@ HybridModel share.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -14,9 +14,11 @@ import torch
 from torch import nn
 
 from ..errors import ConfigError
+from ..keys import checked_int
 from .wiring import TapShape
 
 EMBEDDING: Final = "embedding"
+MAX_LAYER: Final = 1 << 20
 _WHOLE_EMBEDDING: Final = (
     "the embedding leaves its rows whole, where sequence parallelism scatters those of the layers"
 )
@@ -67,15 +69,50 @@ def _unwrapped(model: Any) -> Any:
 
 
 def _read(model: Any) -> Chunk:
-    # The layers of multi-token prediction lie beside the decoder and count from 1 again.
-    layers = [
-        (int(layer.layer_number), layer)
-        for layer in cast("Iterable[Any]", model.decoder.layers)
-        if not getattr(layer, "is_mtp_layer", False)
-    ]
+    # The layers of multi-token prediction are not among these: they count from 1 again.
+    layers = cast("Iterable[Any]", model.decoder.layers)
+    numbered = tuple((int(layer.layer_number), layer) for layer in layers)
     # The stage of multi-token prediction has an embedding of its own.
     embedding = model.embedding if model.pre_process else None
-    return Chunk(model, model.decoder, tuple(layers), embedding)
+    return Chunk(model, model.decoder, numbered, embedding)
+
+
+class Taps:
+    """What was asked for: layers by their global numbers, the embedding, in which groups."""
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        embedding: bool,
+        groups: Mapping[str, Sequence[str]] | None,
+    ) -> None:
+        numbers = [checked_int("a layer's number", number, 1, MAX_LAYER) for number in layers]
+        self.layers = {number: f"layer{number}" for number in numbers}
+        self.embedding = embedding
+        self._asked = [f"layer{number}" for number in numbers] + [EMBEDDING] * embedding
+        self.groups = self._default_groups() if groups is None else groups
+
+    def _default_groups(self) -> dict[str, list[str]]:
+        groups = {"features": list(self.layers.values())} if self.layers else {}
+        return groups | ({EMBEDDING: [EMBEDDING]} if self.embedding else {})
+
+    def refusals(self) -> list[str]:
+        """Say if the groups do not hold just what was asked for."""
+        held = [tap for taps in self.groups.values() for tap in taps]
+        if sorted(self._asked) == sorted(held):
+            return []
+        return [f"groups must hold each of {', '.join(self._asked)} once, and nothing else"]
+
+    def made_by(self, chunks: Iterable[Chunk]) -> dict[str, TapShape]:
+        """Give the taps that these chunks make."""
+        made: dict[str, TapShape] = {}
+        for chunk in chunks:
+            shape = _shape_of(chunk.config)
+            if self.embedding and chunk.embedding is not None:
+                made[EMBEDDING] = shape
+            numbers = [number for number, _ in chunk.layers if number in self.layers]
+            made.update({self.layers[number]: shape for number in numbers})
+        return made
 
 
 def refusals(chunks: Iterable[Chunk], embedding: bool) -> list[str]:
@@ -109,7 +146,7 @@ def _refusals_of(config: Any) -> list[str]:
     return found
 
 
-def shape_of(config: Any) -> TapShape:
+def _shape_of(config: Any) -> TapShape:
     """Give the width and dtype of hidden states between layers."""
     if config.fp32_residual_connection:
         dtype = torch.float32
@@ -120,11 +157,12 @@ def shape_of(config: Any) -> TapShape:
     return TapShape(int(config.hidden_size), str(dtype).removeprefix("torch."))
 
 
-def copy_reason(config: Any) -> str | None:
+def copy_reason(chunks: Iterable[Chunk]) -> str | None:
     """Say why a hidden state may be gone before its push has been copied; None: it stays."""
-    for name in ("fine_grained_activation_offloading", "cpu_offloading"):
-        if getattr(config, name, False):
-            return f"{name} frees a layer's input or output while the copy may still read it"
+    for chunk in chunks:
+        for name in ("fine_grained_activation_offloading", "cpu_offloading"):
+            if getattr(chunk.config, name, False):
+                return f"{name} frees a layer's input or output while the copy may still read it"
     return None
 
 

@@ -68,6 +68,8 @@ UNSERVED: dict[str, Callable[[Chunks], Sequence[nn.Module]]] = {
 BAD_ARGUMENTS: dict[str, dict[str, Any]] = {
     "groups must hold": {"groups": {"features": ["layer1"]}},
     "layer99": {"layers": [1, 99]},
+    "layer1, layer1": {"layers": [1, 1]},
+    "a layer's number": {"layers": [0, 1]},
     "multi-module": {},
 }
 
