@@ -165,6 +165,26 @@ def overwritten() -> bool:
     return bool(made) and all((rows == made[key]).all() for key, rows in taken.items())
 
 
+def layer_in_loss() -> int:
+    """Let the loss function run a tapped layer once more, as a draft may that shares it."""
+    shape = Shape(pattern="*-|*-")
+    chunks = start(shape)
+    policy: Any = chunks[0]
+    taken: dict[Any, Any] = {}
+    with attach(chunks, [2, 4], max_rows=16) as session:
+        draft = Draft(session, 0, taken)
+
+        def loss(output: torch.Tensor) -> torch.Tensor:
+            if session.is_consumer:
+                policy.decoder.layers[-1](hidden_states=torch.zeros(8, 2, 16), attention_mask=None)
+            return draft.loss(output) if session.is_consumer else policy_loss(output)
+
+        with session.step(4):
+            run_schedule(shape, chunks, [8] * 4, loss)
+    end_groups()
+    return len(taken)
+
+
 def _spoil(output: torch.Tensor) -> None:
     output.data.fill_(torch.nan)
 

@@ -48,6 +48,11 @@ def test_offloaded_activations_are_copied(crew: Crew) -> None:
     assert crew.run(2, cases.overwritten) == [True, True]
 
 
+def test_layer_that_runs_beside_the_policy_pushes_nothing(crew: Crew) -> None:
+    """Catches: a chunk whose taps stay armed once its forward has ended."""
+    assert crew.run(2, cases.layer_in_loss) == [0, 8]
+
+
 def test_megatron_counts_the_microbatches(crew: Crew) -> None:
     """Catches: a batch ramp-up that is not followed, or a missing calculator that is a riddle."""
     (said, _), (_, taken) = crew.run(2, cases.ramp_up)
