@@ -116,7 +116,7 @@ def attach(
     taps = Taps(layers, embedding, groups)
     reason = megatron_model.copy_reason(chunks)
     reach, rest = _split(channel)
-    pipeline, tensor = _groups_of(chunks, pp_group, tp_group)
+    pipeline, tensor = groups_of(chunks, pp_group, tp_group)
     copied = copy == "always" or (copy == "auto" and reason is not None)
     sharded = any(chunk.config.sequence_parallel for chunk in chunks)
     session = open_session(
@@ -126,7 +126,7 @@ def attach(
         tp_group=tensor,
         device=megatron_model.device_of(chunks),
         depth=depth,
-        needs=_needs(chunks, pipeline),
+        needs=1 if depth is not None else _needs(chunks, pipeline),
         microbatches=_ask_megatron if microbatches is None else microbatches,
         refusals=[*refused, *taps.refusals(), *megatron_model.refusals(chunks, embedding)],
         **reach,
@@ -143,22 +143,26 @@ def _split(channel: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any
     return own, {name: value for name, value in channel.items() if name not in own}
 
 
-def _groups_of(
+def groups_of(
     chunks: Sequence[Chunk],
     pp_group: dist.ProcessGroup | None,
     tp_group: dist.ProcessGroup | None,
 ) -> tuple[Any, Any]:
-    """Give the pipeline group and the tensor group: those given, or those of the model."""
+    """Give the pipeline and the tensor group: those given, the model's, or Megatron's own."""
     held: Any = getattr(chunks[0].model, "pg_collection", None) if chunks else None
     if any(hasattr(group, "module_pgs") for group in (held, pp_group)):
         raise ConfigError(
             "a multi-module pipeline cannot be served: its stages run different models",
             next_step="give the language model and its own pp_group and tp_group",
         )
-    state: Any = importlib.import_module("megatron.core.parallel_state")
-    pipeline = pp_group or getattr(held, "pp", None) or state.get_pipeline_model_parallel_group()
-    tensor = tp_group or getattr(held, "tp", None) or state.get_tensor_model_parallel_group()
+    pipeline = pp_group or getattr(held, "pp", None) or _global_group("pipeline")
+    tensor = tp_group or getattr(held, "tp", None) or _global_group("tensor")
     return pipeline, tensor
+
+
+def _global_group(kind: str) -> Any:
+    state: Any = importlib.import_module("megatron.core.parallel_state")
+    return getattr(state, f"get_{kind}_model_parallel_group")()
 
 
 def _needs(chunks: Sequence[Chunk], pipeline: dist.ProcessGroup) -> int:

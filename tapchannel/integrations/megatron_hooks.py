@@ -67,7 +67,7 @@ class _ChunkHooks:
 
     def _pusher(self, name: str) -> Hook:
         def push(module: nn.Module, arguments: object, output: Any) -> None:
-            self._session.tap(name, _hidden(output))
+            self._session.tap(name, hidden_of(output))
 
         return push
 
@@ -75,13 +75,13 @@ class _ChunkHooks:
         # Multi-token prediction embeds once more in the same forward.
         if not self._embedded:
             self._embedded = True
-            self._session.tap(EMBEDDING, _hidden(output))
+            self._session.tap(EMBEDDING, hidden_of(output))
 
     def _look(self, module: nn.Module, arguments: object, output: Any) -> None:
-        self._session.saw(_hidden(output))
+        self._session.saw(hidden_of(output))
 
 
-def _hidden(output: Any) -> torch.Tensor:
+def hidden_of(output: Any) -> torch.Tensor:
     """Give a layer's hidden states: transformer layers return a tuple, others the bare tensor."""
     first: Any = cast("tuple[Any, ...]", output)[0] if isinstance(output, tuple) else output
     return first
