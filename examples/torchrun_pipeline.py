@@ -6,8 +6,6 @@ The policy, one residual block a stage, learns to square its input. The draft le
 what the earlier stages put out, what the policy will answer. No gradient goes back through a tap.
 """
 
-import os
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -74,13 +72,12 @@ def train(stage, channel):
         optimizer.step()
 
 
-def main():
-    """Be the stage that torchrun says."""
-    dist.init_process_group("gloo")
+def run_stage():
+    """Be one stage of the pipeline; the process group is there already."""
     rank, stages = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)
     torch.set_num_threads(1)
-    store = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    store = dist.distributed_c10d._get_default_store()
     taps = [f"block{stage}" for stage in range(stages - 1)]
     plan = tapchannel.TapPlan({"features": taps}, width=WIDTH, dtype="float32", max_rows=ROWS)
     place = (Block(), rank, stages, torch.device("cpu"))
@@ -90,16 +87,24 @@ def main():
         with tapchannel.Outbox(plan, rank, store=store) as stage.outbox:
             train(stage, stage.outbox)
         dist.barrier()
-    else:
-        stage = DraftStage(*place)
-        stage.draft = nn.Linear(len(taps) * WIDTH, WIDTH)
-        stage.draft_optimizer = torch.optim.AdamW(stage.draft.parameters(), lr=1e-2)
-        stage.draft_losses = []
-        sources = {producer: [tap] for producer, tap in enumerate(taps)}
-        with tapchannel.Mailbox(plan, sources, depth=stages, store=store) as stage.mailbox:
-            train(stage, stage.mailbox)
-            dist.barrier()  # the mailbox closes after the outboxes
-        first, last = stage.draft_losses[0], stage.draft_losses[-1]
+        return None
+    stage = DraftStage(*place)
+    stage.draft = nn.Linear(len(taps) * WIDTH, WIDTH)
+    stage.draft_optimizer = torch.optim.AdamW(stage.draft.parameters(), lr=1e-2)
+    stage.draft_losses = []
+    sources = {producer: [tap] for producer, tap in enumerate(taps)}
+    with tapchannel.Mailbox(plan, sources, depth=stages, store=store) as stage.mailbox:
+        train(stage, stage.mailbox)
+        dist.barrier()  # the mailbox closes after the outboxes
+    return stage.draft_losses
+
+
+def main():
+    """Be the stage that torchrun says."""
+    dist.init_process_group("gloo")
+    losses = run_stage()
+    if losses:
+        first, last = losses[0], losses[-1]
         print(f"draft loss {first:.4f} in the first microbatch, {last:.4f} in the last")
     dist.destroy_process_group()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -42,7 +44,30 @@ def draft_losses(ranks: int, example: str, *args: str) -> tuple[float, float]:
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    found = re.search(r"draft loss ([\d.]+) in the first microbatch, ([\d.]+)", run.stdout)
+    assert_draft_learned(run.stdout)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_ray_pipeline_trains_its_draft(tmp_path: Path) -> None:
+    """Catches: a channel that works under torchrun alone."""
+    with tempfile.TemporaryDirectory(prefix="ray") as short:  # Ray's sockets lie in it
+        own = {"HOME": str(tmp_path), "RAY_TMPDIR": short, "RAY_USAGE_STATS_ENABLED": "0"}
+        run = subprocess.run(
+            [sys.executable, str(ROOT / "examples" / "ray_pipeline.py")],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | own,
+        )
+    assert run.returncode == 0, run.stderr
+    assert_draft_learned(run.stdout)
+
+
+def assert_draft_learned(printed: str) -> None:
+    """Check what the two pipelines print."""
+    found = re.search(r"draft loss ([\d.]+) in the first microbatch, ([\d.]+)", printed)
     assert found is not None
     return float(found[1]), float(found[2])
 

@@ -58,12 +58,17 @@ def _lacks_megatron() -> str | None:
     return "Megatron-Core is not installed"
 
 
+def _lacks_ray() -> str | None:
+    return None if importlib.util.find_spec("ray") else "Ray is not installed"
+
+
 NEEDS = {
     "gpu": lambda: _lacks_devices(1),
     "two_gpus": lambda: _lacks_devices(2),
     "ucx": _lacks_ucx,
     "rdma": _lacks_rdma,
     "megatron": _lacks_megatron,
+    "ray": _lacks_ray,
 }
 
 
