@@ -7,13 +7,16 @@ that row lies on the first stage, under tensor parallelism on one rank of it.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
 
 from ..errors import ConfigError, PeerLostError, UsageError
 from .agreement import gather
+
+# What a stage's tensor ranks have of the table, and the token whose row they are asked for.
+Stage: TypeAlias = "dict[str, Any]"
 
 
 class EmbeddingRow:
@@ -53,8 +56,8 @@ class EmbeddingRow:
         self._weight = _weight_of(embedding)
         self._begin = int(getattr(embedding, "vocab_start_index", 0))
         said = _said(embedding, self._weight, self._begin)
-        parts = [said] if tp_group is None else gather(said, tp_group)
-        stages = gather({"token": token, "parts": parts}, pp_group)
+        report = {"token": token, "parts": gather(said, tp_group)}
+        stages = cast("list[Stage]", gather(report, pp_group))
         self._stage, self._owner = _found(stages)
         whole = stages[self._stage]["parts"][self._owner]
         self._width, self._dtype = int(whole["width"]), getattr(torch, whole["dtype"])
@@ -140,7 +143,7 @@ def _said(
     return {"begin": begin, "rows": rows, "width": width, "dtype": dtype, "odd": None}
 
 
-def _found(stages: list[dict[str, Any]]) -> tuple[int, int]:
+def _found(stages: list[Stage]) -> tuple[int, int]:
     """Give the position of the stage that has the embedding, and of its rank that has the token."""
     odd = [part["odd"] for stage in stages for part in stage["parts"] if part["odd"]]
     if odd:
