@@ -4,6 +4,7 @@
 
 The policy, one residual block a stage, learns to square its input. The draft learns to say, from
 what the earlier stages put out, what the policy will answer. No gradient goes back through a tap.
+The stages tell the session themselves what they run: a trainer of your own would do it like this.
 """
 
 import torch
@@ -12,7 +13,8 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.functional import mse_loss
 
-import tapchannel
+from tapchannel.integrations.opening import open_session
+from tapchannel.integrations.wiring import Settings, TapShape
 
 WIDTH, ROWS, MICROBATCHES, PASSES = 32, 64, 8, 40
 
@@ -29,74 +31,69 @@ class Block(nn.Module):
         return hidden + self.inner(hidden)
 
 
-class ProducerStage(PipelineStage):
-    """Pushes its output after every forward; the tensor goes on to the next stage as ever."""
+class TappedStage(PipelineStage):
+    """Says what it runs. Its output is pushed, and goes on to the next stage as ever."""
 
     def forward_one_chunk(self, fwd_chunk_id, *args, **kwargs):
         """Run one microbatch. Only real ones come through here, not torch's shape inference."""
+        self.session.enter(self.stage_index, fwd_chunk_id)
         output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-        self.outbox.push(fwd_chunk_id, self.tap, output.detach())
+        if self.is_last:
+            self.session.saw(output)
+            with self.session.take() as taps:
+                self.draft.learn(taps["features"], output.detach())
+        else:
+            self.session.tap(f"block{self.stage_index}", output)
+        self.session.leave(self.stage_index)
         return output
 
 
-class DraftStage(PipelineStage):
-    """Trains the draft on the taps of a microbatch, just after its own forward of it."""
+class Draft(nn.Module):
+    """Guesses the last stage's output from all others'."""
 
-    def forward_one_chunk(self, fwd_chunk_id, *args, **kwargs):
-        """Run one microbatch through the policy, then through the draft."""
-        output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-        with self.mailbox.recv(fwd_chunk_id) as taps:
-            loss = mse_loss(self.draft(taps["features"]), output.detach())
-            self.draft_optimizer.zero_grad()
-            loss.backward()
-            self.draft_optimizer.step()
-        self.draft_losses.append(loss.item())
-        return output
+    def __init__(self, taps):
+        super().__init__()
+        self.guess = nn.Linear(taps * WIDTH, WIDTH)
+        self.optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        self.losses = []
 
-
-def train(stage, channel):
-    """Run the passes; ``channel`` is this stage's outbox or mailbox."""
-    optimizer = torch.optim.AdamW(stage.submod.parameters(), lr=1e-3)
-    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=mse_loss)
-    for step in range(PASSES):
-        torch.manual_seed(step)  # so that the first and the last stage draw the same inputs
-        inputs = torch.rand(MICROBATCHES * ROWS, WIDTH)
-        optimizer.zero_grad()
-        with channel.open_pass(step, MICROBATCHES):
-            if stage.is_first:
-                schedule.step(inputs)
-            elif stage.is_last:
-                schedule.step(target=inputs.square())
-            else:
-                schedule.step()
-        optimizer.step()
+    def learn(self, features, output):
+        """Train on one microbatch."""
+        loss = mse_loss(self.guess(features), output)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss.item())
 
 
 def run_stage():
-    """Be one stage of the pipeline; the process group is there already."""
+    """Be one stage of the pipeline; give the draft's losses where the draft is."""
     rank, stages = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)
     torch.set_num_threads(1)
-    store = dist.distributed_c10d._get_default_store()
     taps = [f"block{stage}" for stage in range(stages - 1)]
-    plan = tapchannel.TapPlan({"features": taps}, width=WIDTH, dtype="float32", max_rows=ROWS)
-    place = (Block(), rank, stages, torch.device("cpu"))
-    if rank < stages - 1:
-        stage = ProducerStage(*place)
-        stage.tap = taps[rank]
-        with tapchannel.Outbox(plan, rank, store=store) as stage.outbox:
-            train(stage, stage.outbox)
-        dist.barrier()
-        return None
-    stage = DraftStage(*place)
-    stage.draft = nn.Linear(len(taps) * WIDTH, WIDTH)
-    stage.draft_optimizer = torch.optim.AdamW(stage.draft.parameters(), lr=1e-2)
-    stage.draft_losses = []
-    sources = {producer: [tap] for producer, tap in enumerate(taps)}
-    with tapchannel.Mailbox(plan, sources, depth=stages, store=store) as stage.mailbox:
-        train(stage, stage.mailbox)
+    stage = TappedStage(Block(), rank, stages, torch.device("cpu"))
+    stage.draft = Draft(len(taps))
+    optimizer = torch.optim.AdamW(stage.submod.parameters(), lr=1e-3)
+    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=mse_loss)
+    with open_session(
+        Settings({"features": taps}, max_rows=ROWS),
+        {tap: TapShape(WIDTH, "float32") for tap in taps[rank : rank + 1]},
+        pp_group=dist.group.WORLD,
+        device="cpu",
+        depth=stages,
+        microbatches=MICROBATCHES,
+    ) as stage.session:
+        for step in range(PASSES):
+            torch.manual_seed(step)  # so that the first and the last stage draw the same inputs
+            inputs = torch.rand(MICROBATCHES * ROWS, WIDTH)
+            arguments = (inputs,) if stage.is_first else ()
+            optimizer.zero_grad()
+            with stage.session.step():
+                schedule.step(*arguments, target=inputs.square() if stage.is_last else None)
+            optimizer.step()
         dist.barrier()  # the mailbox closes after the outboxes
-    return stage.draft_losses
+    return stage.draft.losses
 
 
 def main():
@@ -104,8 +101,7 @@ def main():
     dist.init_process_group("gloo")
     losses = run_stage()
     if losses:
-        first, last = losses[0], losses[-1]
-        print(f"draft loss {first:.4f} in the first microbatch, {last:.4f} in the last")
+        print(f"draft loss {losses[0]:.4f} in the first microbatch, {losses[-1]:.4f} in the last")
     dist.destroy_process_group()
 
 
