@@ -1,4 +1,4 @@
-"""The command line: ``tapchannel doctor``, ``tapchannel demo``, ``tapchannel inspect``."""
+"""The command line: ``tapchannel doctor``, ``demo``, ``bench`` and ``inspect``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ def _demo(arguments: Sequence[str]) -> int:
     return main(arguments)
 
 
+def _bench(arguments: Sequence[str]) -> int:
+    from .benchmark import main
+
+    return main(arguments)
+
+
 def _inspect(arguments: Sequence[str]) -> int:
     from .telemetry import inspect_main
 
@@ -32,6 +38,7 @@ def _inspect(arguments: Sequence[str]) -> int:
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "doctor": (_doctor, "say what works on this machine, and test it"),
     "demo": (_demo, "train a draft on the taps of a real pipeline, every tap verified"),
+    "bench": (_bench, "measure taps beside the other ways to move the same bytes"),
     "inspect": (_inspect, "read the flight recorder of a channel from outside its processes"),
 }
 

@@ -58,6 +58,7 @@ LAYERS = (
         "litmus",
         "litmus_command",
         "demo",
+        "benchmark",
         "integrations",
     ),
     ("cli",),
