@@ -1,7 +1,7 @@
 #   make demo     train a draft on a real pipeline's taps, every tap verified (under 90 s)
 #   make test     all tests; those that need hardware this machine lacks are skipped, with the reason
 #   make check    ruff, pyright, clang-format, clang-tidy, and whether the stub is current
-#   make bench    what shm reaches here, against memcpy and gloo
+#   make bench    taps in host memory beside every other way to move the same bytes, with plots
 #   make gpu      the GPU tests and the GPU bench; builds offline, on the machine's own torch
 #   make rdma     the tests on RDMA verbs, in an emulated guest with two Soft-RoCE devices; needs root
 #   make stub     write tapchannel/_native.pyi anew from the built module
@@ -66,7 +66,7 @@ check: $(VENV)/.built
 	diff -u tapchannel/_native.pyi $(BUILD)/_native.pyi || { echo "run make stub"; exit 1; }
 
 bench: $(VENV)/.built
-	$(BIN)/python bench/shm.py $(ARGS)
+	$(BIN)/tapchannel bench all --device cpu $(ARGS)
 
 gpu:
 	$(PYTHON) tests/support/gpu_run.py $(ARGS)

@@ -20,9 +20,8 @@ def row(speed: float = 10.0, micros: float = 20.0, **changes: Any) -> Row:
         "p50": Metric("µs", "latency", [micros, micros, 3 * micros]),
         "of bare copy": Metric("%", "info", [1.0]),
     }
-    return Row(
-        **{"scenario": "stream", "label": "1 MiB", "peer": "tapchannel", **changes}, metrics=metrics
-    )
+    named = {"scenario": "stream", "label": "1 MiB", "peer": "tapchannel", **changes}
+    return Row(**named, metrics=metrics)
 
 
 def runs(folder: Path, *rows: Row) -> Path:
@@ -44,7 +43,7 @@ def runs(folder: Path, *rows: Row) -> Path:
     ],
 )
 def test_each_kind_has_a_tolerance_of_its_own(tmp_path: Path, after: Row, code: int) -> None:
-    """Catches: a latency judged as a bandwidth, and a change for the better that is called worse."""
+    """Catches: a latency judged as a bandwidth, and a change for the better called worse."""
     before = runs(tmp_path / "a", row())
     assert main(["compare", str(before), str(runs(tmp_path / "b", after))]) == code
 
@@ -70,12 +69,12 @@ def test_the_newest_run_of_a_file_counts(
 
 @pytest.mark.parametrize("status", ["failed", "wrong", "missing"])
 def test_a_row_that_is_no_longer_good_is_lost(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], status: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], status: record.Status
 ) -> None:
     """Catches: a peer that fails now, of which nothing is said since it has no figures."""
     good = row(peer="gloo")
     before = runs(tmp_path / "a", row(), good)
-    bad = Row("stream", "1 MiB", "gloo", status=status, reason="because")  # pyright: ignore
+    bad = Row("stream", "1 MiB", "gloo", status=status, reason="because")
     after = runs(tmp_path / "b", row(), bad)
     assert main(["compare", str(before), str(after)]) == compare.SLOWER
     assert f"gloo: {status}: because" in capsys.readouterr().out

@@ -11,14 +11,14 @@ from .stream import PEERS as _STREAMED
 
 PEERS: Final = tuple(name for name in _STREAMED if name != "ucx_perftest")
 _HIDDEN: Final = {"cpu": (4096, 7168), "cuda": (4096, 5120, 7168)}
-_ROWS: Final = {"cpu": (512, 2048), "cuda": (512, 4096, 32768)}
+_ROWS: Final = {"cpu": (512,), "cuda": (512, 4096, 32768)}
 
 
 def run(bench: Bench) -> None:
     """Measure every shape, by every number of producers."""
     options = bench.options
     place = options.place
-    several = (1, max(2, place.gpus - 1)) if place.on_gpu else (1, 2, 4)
+    several = (max(2, place.gpus - 1),) if place.on_gpu else (2, 4)
     hidden = options.hidden or ((4096,) if options.quick else _HIDDEN[place.device])
     rows = options.rows or ((64,) if options.quick else _ROWS[place.device])
     for producers in options.producers or ((2,) if options.quick else several):
