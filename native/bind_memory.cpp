@@ -2,6 +2,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <limits>
+#include <vector>
+
 #include "arrivals.hpp"
 #include "bind.hpp"
 
@@ -117,7 +121,53 @@ void probe(const Arena& arena, size_t offset, char* bytes, size_t size, bool wri
   if (!write) std::memcpy(bytes, page.host(), size);
 }
 
+double seconds_of(uint64_t began_ns) { return static_cast<double>(now_ns() - began_ns) / 1e9; }
+
+double time_host_reads(const Mapping& memory, size_t bytes, size_t times) {
+  std::vector<uint8_t> to(bytes);
+  double best = std::numeric_limits<double>::infinity();
+  for (size_t one = 0; one < times; ++one) {
+    uint64_t began = now_ns();
+    std::memcpy(to.data(), memory.base(), bytes);
+    best = std::min(best, seconds_of(began));
+  }
+  return best;
+}
+
+double time_device_reads(const cuda::DeviceArena& memory, size_t bytes, size_t times) {
+  const auto& driver = cuda::require_driver();
+  cuda::ContextGuard guard(memory.device());
+  auto to = cuda::DeviceArena::allocate_vmm(memory.device(), bytes);
+  cuda::CUstream stream = nullptr;
+  cuda::check(driver.cuStreamCreate(&stream, cuda::CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  double best = std::numeric_limits<double>::infinity();
+  cuda::CUresult copied = cuda::CUDA_SUCCESS;
+  for (size_t one = 0; one < times && copied == cuda::CUDA_SUCCESS; ++one) {
+    uint64_t began = now_ns();
+    copied = driver.cuMemcpyAsync(to.ptr(), memory.ptr(), bytes, stream);
+    if (copied == cuda::CUDA_SUCCESS) copied = driver.cuStreamSynchronize(stream);
+    best = std::min(best, seconds_of(began));
+  }
+  static_cast<void>(driver.cuStreamDestroy(stream));
+  cuda::check(copied, "cuMemcpyAsync");
+  return best;
+}
+
+// Reads, and never writes: leases may be open on these slots, and other lanes write theirs.
+double time_reads(const Arena& arena, size_t bytes, size_t times) {
+  check_held(arena);
+  size_t whole = arena.host ? arena.host->bytes() : arena.device->bytes();
+  if (bytes == 0 || bytes > whole || times == 0)
+    throw std::invalid_argument("nothing to read, or beyond the arena");
+  nb::gil_scoped_release open;
+  return arena.host ? time_host_reads(*arena.host, bytes, times)
+                    : time_device_reads(*arena.device, bytes, times);
+}
+
 void bind_probe(nb::class_<Arena>& arena) {
+  arena.def("time_reads", &time_reads, nb::arg("bytes"), nb::arg("times"),
+            "The seconds of the shortest of several reads of the first bytes, into memory of this "
+            "process; writes nothing.");
   arena.def(
       "write_probe",
       [](const Arena& self, size_t offset, const nb::bytes& pattern) {

@@ -100,6 +100,11 @@ class Arena:
     def import_ipc(ordinal: int, handle: bytes, bytes: int) -> Arena:
         """Opens a peer's classic CUDA IPC handle."""
 
+    def time_reads(self, bytes: int, times: int) -> float:
+        """
+        The seconds of the shortest of several reads of the first bytes, into memory of this process; writes nothing.
+        """
+
     def write_probe(self, offset: int, pattern: bytes) -> None:
         """
         Writes bytes and waits until they are performed; for the attach self-test.

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from .descriptor import (
@@ -35,6 +36,7 @@ from .memory import Device
 from .plan import Cell, TapPlan
 from .refusal import Refusal
 from .sockets import Descriptor, bear_silence
+from .speed import Speed, SpeedCheck, checked
 from .stores import Rendezvous
 from .targets import targets_of
 from .transport import ucx_context
@@ -60,6 +62,7 @@ class Request:
     transport: str
     peer_timeout: float
     secret: bytes | None = field(repr=False)
+    speed: SpeedCheck | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class Attachment:
     refused: dict[str, str]
     device: Device
     link: socket.socket
+    speed: Speed | None
 
 
 def attach(place: Rendezvous, request: Request, limit: float) -> Attachment:
@@ -215,6 +219,10 @@ def _map(
     try:
         adopted = transport.adopt(Adoption(offer, fds, device, challenge.mailbox_id, *limits))
         try:
+            # Before the self-test, whose bytes ucx writes over.
+            measure = partial(adopted.measure, offer.probe_offset)
+            lane = request.name, request.rank, transport.name
+            speed = checked(request.speed, *lane, measure, adopted.limit)
             adopted.probe(offer.probe_offset, offer.probe)
             send_frame(link, READY, adopted.ready)
             _expect(link, deadline, request, (LIVE, REFUSAL))
@@ -228,7 +236,7 @@ def _map(
     bear_silence(link, request.peer_timeout)
     if adopted.slow:
         _warn(request, offer, adopted, refused)
-    return Attachment(offer, cells, adopted, transport, refused, device, link)
+    return Attachment(offer, cells, adopted, transport, refused, device, link, speed)
 
 
 def _warn(request: Request, offer: Offer, adopted: Adopted, refused: Mapping[str, str]) -> None:

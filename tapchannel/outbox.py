@@ -27,6 +27,7 @@ from .settings import (
     checked_seconds,
     secret_bytes,
 )
+from .speed import SpeedCheck
 from .stores import rendezvous
 from .targets import (
     bad_argument,
@@ -71,6 +72,8 @@ class Outbox(Role[_native.Outbox]):
         Between hosts: seconds without any answer after which the mailbox counts as lost.
     secret
         Job secret; the mailbox must prove that it knows it, too.
+    speed
+        A `tapchannel.speed.SpeedCheck`: measure the lane, and warn or refuse where it is slow.
 
     Raises:
         AttachTimeout, AttachError: there is no such mailbox, or it refused; the text says why.
@@ -95,6 +98,7 @@ class Outbox(Role[_native.Outbox]):
         transport: str = "auto",
         peer_timeout: float = PEER_TIMEOUT_S,
         secret: str | bytes | None = None,
+        speed: SpeedCheck | None = None,
     ) -> None:
         checked_int("rank", rank, 0, MAX_RANK)
         checked_int("queue_limit", queue_limit, 1, 1 << 20)
@@ -109,7 +113,7 @@ class Outbox(Role[_native.Outbox]):
         known = secret_bytes(secret)
         lost_after = checked_peer_timeout(peer_timeout)
         request = Request(
-            name, plan, rank, checked_claims(taps), here, transport, lost_after, known
+            name, plan, rank, checked_claims(taps), here, transport, lost_after, known, speed
         )
         self._attachment = attach(rendezvous(store, name), request, limit)
         self._start(plan, queue_limit, checked_seconds("credit_wait", credit_wait))

@@ -68,6 +68,7 @@ def outbox_facts(
         "depth": attached.offer.depth,
         "peer": {"pid": attached.offer.pid, "host": attached.offer.host},
         "mean_GB_per_s": counters["bytes"] / seconds / 1e9,
+        "speed": attached.speed.facts() if attached.speed else None,
         **attached.adopted.facts(),
         **counters,
     }

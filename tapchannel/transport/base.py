@@ -35,6 +35,7 @@ from .. import _native
 from ..descriptor import Hello, Offer, Remote
 from ..errors import ProtocolError
 from ..memory import Device, Reservation, Staging
+from ..speed import Limit, no_limit
 from ..wire import Fields
 
 
@@ -111,8 +112,9 @@ class Adopted:
 
     ``probe`` writes the self-test's bytes at an offset; ``ready`` is what the mailbox is answered;
     ``facts`` are for `Outbox.info`; ``end`` lets go of the memory. ``slow`` names a wire that is
-    not the fastest that hardware offers, whose GB/s ``measure`` finds by writing at an offset
-    PROBE_STRIDE bytes: nobody is to be slow without being told.
+    not the fastest that hardware offers: nobody is to be slow without being told. ``measure`` finds
+    the lane's GB/s, where it must write by writing at an offset PROBE_STRIDE bytes, and ``limit``
+    those of its link (`speed`).
     """
 
     wire: _native.Wire
@@ -123,6 +125,7 @@ class Adopted:
     facts: Callable[[], Mapping[str, object]] = dict[str, object]
     slow: str = ""
     measure: Callable[[int], float] = lambda offset: 0.0
+    limit: Callable[[], Limit] = no_limit
 
 
 class Transport(Protocol):

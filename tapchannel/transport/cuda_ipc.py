@@ -11,6 +11,7 @@ from .. import _native
 from ..descriptor import Hello, Offer
 from ..errors import DeviceError, ProtocolError, TransportUnavailable
 from ..memory import Device, local_arena
+from ..speed import device_limit, reading
 from .base import Adopted, Adoption, LaneOffer, LaneServer, Serving, adopt_block
 
 
@@ -67,7 +68,14 @@ class CudaIpc:
             raise TransportUnavailable("offer cannot be mapped", refused={self.name: problem})
         local = local_arena(adoption.mailbox_id) if offer.memory == "ipc" else None
         arena = local or _import(offer, fds[1:], device)
-        return Adopted(_native.Wire(arena), block, arena.write_probe, arena.drop)
+        return Adopted(
+            _native.Wire(arena),
+            block,
+            arena.write_probe,
+            arena.drop,
+            measure=lambda _: reading(arena),
+            limit=lambda: device_limit(arena, device.ordinal or 0, _ordinal_here(offer)),
+        )
 
 
 def gpu_refusal(device: Device) -> str | None:
@@ -88,6 +96,14 @@ def device_uuid(device: Device) -> bytes | None:
     if device.ordinal is None:
         return None
     return cast("bytes", _native.device_info(device.ordinal)["uuid"])
+
+
+def _ordinal_here(offer: Offer) -> int | None:
+    """Give this process's number of the mailbox's GPU; None where it is not visible."""
+    for ordinal in range(_native.device_count()):
+        if _native.device_info(ordinal)["uuid"] == offer.device_uuid:
+            return ordinal
+    return None
 
 
 def _unreachable(offer: Offer, device: Device) -> str | None:

@@ -9,6 +9,7 @@ from .. import _native
 from ..descriptor import Hello
 from ..errors import TransportUnavailable
 from ..memory import Device
+from ..speed import host_limit, reading
 from .base import Adopted, Adoption, LaneOffer, LaneServer, Serving, adopt_block
 
 
@@ -64,4 +65,11 @@ class Shm:
             raise TransportUnavailable(
                 "offered memory cannot be mapped", refused={"shm": str(error)}
             ) from error
-        return Adopted(_native.Wire(arena), block, arena.write_probe, arena.drop)
+        return Adopted(
+            _native.Wire(arena),
+            block,
+            arena.write_probe,
+            arena.drop,
+            measure=lambda _: reading(arena),
+            limit=lambda: host_limit(arena),
+        )

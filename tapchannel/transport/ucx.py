@@ -17,6 +17,7 @@ from ..descriptor import PROBE_STRIDE, Hello, Remote
 from ..error_text import printable
 from ..errors import ChannelClosed, ConfigError, DeviceError, ProtocolError, TransportUnavailable
 from ..memory import Device
+from ..speed import device_rates
 from ..wire import Fields
 from . import ucx_context
 from .base import Adopted, Adoption, LaneOffer, LaneServer, Serving
@@ -165,6 +166,7 @@ class Ucx:
             partial(_facts, link, ucx),
             _slow(link),
             partial(_speed, link),
+            lambda: device_rates(link.transports()),
         )
 
 

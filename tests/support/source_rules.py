@@ -28,6 +28,7 @@ LAYERS = (
         "stores",
         "tensors",
         "settings",
+        "speed",
         "transport",
         "ucx_candidates",
         "ucx_library",
