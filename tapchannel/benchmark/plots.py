@@ -16,6 +16,7 @@ _OTHERS: Final = (
     "#f2a65a", "#6a994e", "#8e7dbe", "#bc4749", "#577590", "#b5838d",
     "#a98467", "#43aa8b", "#c9ada7", "#90be6d", "#4d908e",
 )  # fmt: skip
+_CURVE: Final = 50  # fewer points, such as averages, are no distribution
 _OURS: Final = "#2f6690"
 
 
@@ -116,7 +117,7 @@ def _latency(rows: Sequence[Row], file: Path) -> None:
     """Draw the share of messages that were visible after so many microseconds."""
     pyplot, figure, axes = _figure()
     smallest = min(row.case["size"] for row in rows)
-    rows = [row for row in rows if row.case["size"] == smallest and len(row.curve) > 1]
+    rows = [row for row in rows if row.case["size"] == smallest and len(row.curve) >= _CURVE]
     colours = _colours(rows)
     for row in rows:
         shares = [100 * (number + 1) / len(row.curve) for number in range(len(row.curve))]
