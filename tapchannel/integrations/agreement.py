@@ -48,7 +48,8 @@ def gather(report: Report, group: dist.ProcessGroup | None) -> list[Report]:
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
     """Give the device whose tensors the group carries."""
-    on_gpu = dist.get_backend(group) == "nccl"
+    backend = str(dist.get_backend(group))
+    on_gpu = "nccl" in backend and "gloo" not in backend
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 

@@ -126,7 +126,7 @@ def attach(
         tp_group=tensor,
         device=megatron_model.device_of(chunks),
         depth=depth,
-        needs=1 if depth is not None else _needs(chunks, pipeline),
+        needs=_needs(chunks, pipeline, depth),
         microbatches=_ask_megatron if microbatches is None else microbatches,
         refusals=[*refused, *taps.refusals(), *megatron_model.refusals(chunks, embedding)],
         **reach,
@@ -165,11 +165,16 @@ def _global_group(kind: str) -> Any:
     return getattr(state, f"get_{kind}_model_parallel_group")()
 
 
-def _needs(chunks: Sequence[Chunk], pipeline: dist.ProcessGroup) -> int:
-    """Give the slots that this rank's schedule needs to run as it would without taps."""
+def _needs(chunks: Sequence[Chunk], pipeline: dist.ProcessGroup, depth: int | None) -> int | None:
+    """Give the slots that this rank's schedule needs to run as it would without taps.
+
+    None where the model is only like one of Megatron's, and its schedule some trainer's own.
+    """
     if not chunks:
         return LEAST_SLOTS
     config = chunks[0].config
+    if depth is not None and not hasattr(config, "virtual_pipeline_model_parallel_size"):
+        return None
     virtual = config.virtual_pipeline_model_parallel_size
     interleaved = pipeline.size() > 1 and (len(chunks) > 1 or virtual is not None)
     group_size = config.microbatch_group_size_per_vp_stage or pipeline.size()

@@ -27,7 +27,7 @@ def open_session(
     consumer: int = -1,
     device: torch.device | str,
     depth: int | None = None,
-    needs: int = 1,
+    needs: int | None = None,
     microbatches: Microbatches = None,
     refusals: Sequence[str] = (),
     store: object = None,
@@ -38,8 +38,8 @@ def open_session(
 
     Collective over ``pp_group``, and over ``tp_group`` where there is one. ``produces`` are the
     taps that this rank makes; ``consumer`` is the draft stage's place in ``pp_group``. ``depth``
-    is the slots of a mailbox; by default the most that a rank ``needs``. The store defaults to the
-    default process group's own.
+    is the slots of a mailbox; by default the most that a rank's schedule ``needs`` (None: not
+    known). The store defaults to the default process group's own.
 
     Blocks:     until all ranks are here and attached, to the groups' and the session's deadlines.
     On failure: every rank raises, and nothing stays open on any.
@@ -139,7 +139,7 @@ class _Opening:
         here = dict(self._where)
         # With all the slots that the schedule needs, credit never depends on what a waiting push
         # holds up: it may wait for it as long as for anything.
-        if self._wiring.depth >= self._wiring.needs:
+        if self._wiring.enough:
             here["credit_wait"] = self._settings.timeout
         if not self._ends.on_gpu:
             del here["device"]

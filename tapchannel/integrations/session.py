@@ -62,6 +62,11 @@ class Session:
         """Whether the draft trains on this rank."""
         return self.mailbox is not None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a step is open: outside of one there is nothing to `take`."""
+        return self._forwards.open
+
     # ---- the trainer's calls
 
     @contextmanager
@@ -75,7 +80,8 @@ class Session:
         failed before it came here has counted one less: name the steps where that can happen.
 
         Blocks:     never by itself. Leaving it normally waits for nothing either.
-        On failure: an exception inside ends the pass on all ranks; the next step works (I7).
+        On failure: an exception inside ends the pass on all ranks that this one's taps go to or
+                    come from; the next step works (I7).
 
         Raises:
             UsageError: steps are nested or do not grow; a microbatch was not pushed or not taken.

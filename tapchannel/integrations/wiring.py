@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, cast
 
+from .. import __version__
 from ..errors import ConfigError
 from ..keys import checked_int
 from ..plan import Shard, TapPlan
@@ -73,7 +74,7 @@ class Wiring:
 
     plan: TapPlan
     depth: int
-    needs: int
+    enough: bool  # whether there are all the slots that the schedule needs
     share: tuple[int, int]
     sources: Mapping[int, Sequence[Shard]] | None
     consumers: tuple[int, ...]
@@ -85,14 +86,15 @@ def report_of(
     facts: Mapping[str, int | None],
     refusals: Sequence[str],
 ) -> Report:
-    """Say what a rank brings: its ``rank`` and its ``consumer``'s, both global, the slots that it
-    ``needs``, and the ``depth`` that it was told, if any.
+    """Say what a rank brings: its ``rank`` and its ``consumer``'s, both global, the slots that its
+    schedule ``needs``, if known, and the ``depth`` that it was told, if any.
     """
+    more = {"groups": _plain(settings.groups), "depth": facts["depth"]}
     return {
         "rank": facts["rank"],
         "consumer": facts["consumer"],
         "needs": facts["needs"],
-        "settings": asdict(settings) | {"groups": _plain(settings.groups), "depth": facts["depth"]},
+        "settings": {"tapchannel": __version__, **asdict(settings), **more},
         "produces": {tap: [shape.width, shape.dtype] for tap, shape in produces.items()},
         "refusals": list(refusals),
     }
@@ -108,8 +110,9 @@ def wire(settings: Settings, columns: Sequence[Sequence[Report]], column: int, r
             no stage, by two, or by some of a stage's ranks only.
     """
     reports = [report for pipeline in columns for report in pipeline]
+    _check_equal(reports)  # first: it names another version, whose reports may lack something
     _check_refusals(reports)
-    _check_equal(reports)
+    _check_consumers(columns)
     makers = [_makers(settings, pipeline) for pipeline in columns]
     shapes = _shapes(settings, makers)
     count = len(columns)
@@ -122,8 +125,10 @@ def wire(settings: Settings, columns: Sequence[Sequence[Report]], column: int, r
         rows,
     )
     asked = cast("Mapping[str, object]", reports[0]["settings"])["depth"]
-    needs = max(_number(report, "needs") for report in reports)
+    needs = _needs(reports)
     depth = asked if isinstance(asked, int) else needs
+    if depth is None:
+        raise ConfigError("how many slots the schedule needs is not known", next_step="give depth")
     mailboxes = [_number(pipeline[0], "consumer") for pipeline in columns]
     seen = range(count) if whole else (column,)
     sources: dict[int, list[Shard]] = {}
@@ -136,7 +141,7 @@ def wire(settings: Settings, columns: Sequence[Sequence[Report]], column: int, r
     return Wiring(
         plan,
         depth,
-        needs,
+        needs is not None and depth >= needs,
         (column, count),
         sources if mailboxes[column] == rank else None,
         targets if pushes else (),
@@ -166,6 +171,24 @@ def _check_equal(reports: Sequence[Report]) -> None:
                     expected=f"{first.get(name)!r}, as rank {reports[0]['rank']} has it",
                     next_step="give attach the same arguments on every rank",
                 )
+
+
+def _check_consumers(columns: Sequence[Sequence[Report]]) -> None:
+    for pipeline in columns:
+        named = {str(report["rank"]): _number(report, "consumer") for report in pipeline}
+        if len(set(named.values())) > 1:
+            raise ConfigError(
+                "ranks disagree on where the draft trains",
+                seen=", ".join(f"rank {rank}: on rank {there}" for rank, there in named.items()),
+                next_step="give attach the same consumer on every rank",
+            )
+
+
+def _needs(reports: Sequence[Report]) -> int | None:
+    """Give the slots that the neediest rank needs; None where one does not know."""
+    if any(report["needs"] is None for report in reports):
+        return None
+    return max(_number(report, "needs") for report in reports)
 
 
 def _makers(settings: Settings, pipeline: Sequence[Report]) -> dict[str, Report]:

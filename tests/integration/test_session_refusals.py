@@ -177,3 +177,39 @@ def test_impossible_settings(changes: dict[str, Any]) -> None:
     """Catches: a setting that fails only once the ranks are waiting for each other."""
     with pytest.raises(ConfigError):
         replace(SETTINGS, **changes)
+
+
+BOTH = {tap: TapShape(WIDTH, "float32") for tap in ("layer1", "layer2")}
+
+
+def test_ranks_that_see_the_draft_elsewhere() -> None:
+    """Catches: a producer that pushes to a mailbox of another rank than the one that takes."""
+    pipeline = column(BOTH, {})
+    pipeline[0] = {**pipeline[0], "consumer": 0}
+    with pytest.raises(ConfigError, match="ranks disagree on where the draft trains"):
+        wire(SETTINGS, [pipeline], 0, 0)
+
+
+def test_another_version_is_named_first() -> None:
+    """Catches: a report of another version, which may lack anything, that ends in a KeyError."""
+    pipeline = column(BOTH, {})
+    pipeline[1] = {"rank": 1, "settings": {"tapchannel": "0.0.9"}}
+    with pytest.raises(ConfigError, match="tapchannel differs between ranks"):
+        wire(SETTINGS, [pipeline], 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("depth", "needs", "enough"), [(2, 2, True), (2, 3, False), (2, None, False), (None, 3, True)]
+)
+def test_whether_the_slots_are_enough(depth: int | None, needs: int | None, enough: bool) -> None:
+    """Catches: a push that waits out its limit for credit that this very wait keeps from coming."""
+    facts = {"rank": 0, "consumer": 0, "depth": depth, "needs": needs}
+    wiring = wire(SETTINGS, [[report_of(SETTINGS, BOTH, facts, ())]], 0, 0)
+    assert (wiring.depth, wiring.enough) == (depth or needs, enough)
+
+
+def test_slots_that_nobody_knows() -> None:
+    """Catches: a mailbox of a made-up depth where the schedule's need is not known."""
+    facts = {"rank": 0, "consumer": 0, "depth": None, "needs": None}
+    with pytest.raises(ConfigError, match="how many slots .* — next step: give depth"):
+        wire(SETTINGS, [[report_of(SETTINGS, BOTH, facts, ())]], 0, 0)
