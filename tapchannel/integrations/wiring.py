@@ -110,8 +110,8 @@ def wire(settings: Settings, columns: Sequence[Sequence[Report]], column: int, r
             no stage, by two, or by some of a stage's ranks only.
     """
     reports = [report for pipeline in columns for report in pipeline]
-    _check_equal(reports)  # first: it names another version, whose reports may lack something
     _check_refusals(reports)
+    _check_equal(reports)
     _check_consumers(columns)
     makers = [_makers(settings, pipeline) for pipeline in columns]
     shapes = _shapes(settings, makers)
@@ -152,7 +152,7 @@ def _check_refusals(reports: Sequence[Report]) -> None:
     refused = [
         f"rank {report['rank']}: {reason}"
         for report in reports
-        for reason in cast("list[str]", report["refusals"])
+        for reason in cast("list[str]", report.get("refusals", ()))  # another version's may lack it
     ]
     if refused:
         raise ConfigError("this trainer cannot be tapped as it is set", detail="; ".join(refused))

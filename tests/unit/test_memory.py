@@ -156,7 +156,7 @@ def test_received_memory_must_have_the_offered_size(size: int) -> None:
     before = set(descriptors()) - {fd}
     with pytest.raises(ValueError, match="12345 bytes"):
         _native.Arena.adopt_host(fd, size)
-    assert set(descriptors()) == before
+    assert set(descriptors()) <= before  # an earlier test's may be collected meanwhile
 
 
 def test_received_memory_must_be_sealed() -> None:
