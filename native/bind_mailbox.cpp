@@ -131,6 +131,7 @@ nb::dict status(PyMailbox& self, size_t lane) {
   nb::dict made;
   made["attached"] = facts.attached;
   made["lost"] = facts.lost;
+  made["revoked"] = facts.revoked;
   made["ever"] = facts.ever;
   made["silent_s"] = facts.silent_known ? nb::cast(facts.silent_s) : nb::none();
   made["attaches"] = facts.attaches;
@@ -148,7 +149,7 @@ void bind_lanes(nb::class_<PyMailbox>& mailbox) {
         nb::gil_scoped_release open;
         return static_cast<int>(self.core->may_attach(lane));
       },
-      nb::arg("lane"), "0 free, 1 taken, 2 not fenced yet, 3 closed.");
+      nb::arg("lane"), "0 free, 1 taken, 2 not fenced yet, 3 closed, 4 revoked.");
   mailbox.def(
       "attach",
       [](PyMailbox& self, size_t lane, int socket, int pidfd, bool same_process, bool staged,
@@ -177,12 +178,14 @@ void bind_lanes(nb::class_<PyMailbox>& mailbox) {
       nb::arg("lane"), nb::arg("name"),
       "A new descriptor of the lane's arrival words, the caller's to close; -1 without a gate.");
   mailbox.def(
+      "undo_attach", [](PyMailbox& self, size_t lane) { self.core->undo_attach(lane); },
+      nb::arg("lane"), nb::call_guard<nb::gil_scoped_release>());
+  mailbox.def(
       "revoke",
-      [](PyMailbox& self, size_t lane) {
-        nb::gil_scoped_release open;
-        self.core->revoke(lane);
+      [](PyMailbox& self, size_t lane, const std::string& reason) {
+        self.core->revoke(lane, reason);
       },
-      nb::arg("lane"));
+      nb::arg("lane"), nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>());
   mailbox.def(
       "carried",
       [](PyMailbox& self, double limit) {

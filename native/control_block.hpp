@@ -91,7 +91,7 @@ struct alignas(kLine) BlockHeader {
 };
 static_assert(sizeof(BlockHeader) == kLine);
 
-enum class LaneState : uint64_t { empty = 0, attached = 1, closed = 2 };
+enum class LaneState : uint64_t { empty = 0, attached = 1, closed = 2, revoked = 3 };
 
 // Written by the consumer, read by the lane's producer. All stores release, all loads acquire,
 // scope: two CPUs.
@@ -111,7 +111,7 @@ struct ConsumerWords {
   Word completed;
   Word aborted;  // (epoch, step): passes up to this are over. Without it a dead pass's queue would
                  // still be sent.
-  Word state;    // LaneState::closed once the mailbox closes.
+  Word state;    // LaneState::closed once the mailbox closes, revoked once it lets the lane go.
   Word heartbeat;  // CLOCK_MONOTONIC ns of the last tick; only ever printed.
   Bell bell;       // rung by the consumer for the lane's progress thread
   Text reason;

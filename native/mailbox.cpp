@@ -77,11 +77,8 @@ Verdict MailboxCore::open_pass(uint64_t step, uint64_t microbatches) {
   }
   for (size_t i = 0; i < lanes_.size(); ++i) {
     watch_lane(lanes_[i]);
-    if (!lanes_[i].lost) continue;
-    Verdict bad = Verdict::of(Fault::peer_lost, make_stamp(epoch_, step, 0));
-    bad.lane = static_cast<int>(i);
-    bad.reason = lanes_[i].why;
-    return bad;
+    if (!lanes_[i].lost && !lanes_[i].revoked) continue;
+    return lane_fault(lanes_[i], i, make_stamp(epoch_, step, 0));
   }
   step_ = step;
   microbatches_ = microbatches;
@@ -228,7 +225,12 @@ Verdict MailboxCore::reset() {
   failure_ = {};
   ++epoch_;
   last_step_ = -1;
-  for (auto& lane : lanes_) store_lane_words(lane);
+  for (auto& lane : lanes_) {
+    if (std::exchange(lane.revoked, false))
+      lane.block.consumer().state.value.store(static_cast<uint64_t>(LaneState::empty),
+                                              std::memory_order_release);
+    store_lane_words(lane);
+  }
   return {};
 }
 

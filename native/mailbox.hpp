@@ -35,7 +35,7 @@ struct LaneCounters {
 };
 
 struct LaneStatus {
-  bool attached = false, lost = false, ever = false, silent_known = false;
+  bool attached = false, lost = false, revoked = false, ever = false, silent_known = false;
   double silent_s = -1;
   uint64_t attaches = 0;
   LaneCounters counters;
@@ -68,13 +68,15 @@ class MailboxCore {
   // enqueues into a capture.
   void drop(uint64_t lease) noexcept;
 
-  enum class Admission : int { free = 0, taken = 1, not_fenced = 2, closed = 3 };
+  enum class Admission : int { free = 0, taken = 1, not_fenced = 2, closed = 3, revoked = 4 };
   Admission may_attach(size_t lane);
   // A producer's life on this lane begins. Takes both descriptors over; pidfd may be -1. `link`:
   // where its control block is another than ours. staged: its payload passes the gate.
   Admission attach(size_t lane, int socket, int pidfd, bool same_process, bool staged,
                    std::shared_ptr<LaneLink> link);
-  void revoke(size_t lane);  // ends an attach that did not go live
+  void undo_attach(size_t lane);  // it did not go live
+  // Takes the lane from whoever holds it. Nobody is let in again before the next reset.
+  void revoke(size_t lane, const std::string& reason);
   LaneStatus lane_status(size_t lane);
   // Waits until what this side has said stands in every producer's own control block.
   bool carried(uint64_t limit_ns);
@@ -97,15 +99,15 @@ class MailboxCore {
   struct Lane {
     ControlBlock block;
     std::vector<CellGeometry> cells;
-    bool attached = false, lost = false, ever = false, same_process = false, clean = false,
-         staged = false;
+    bool attached = false, lost = false, revoked = false, ever = false, same_process = false,
+         clean = false, staged = false;
     uint64_t barred_pass =
         ~0ULL;  // a lane that restarted in a pass cannot take part in the rest of it
     uint64_t attached_in_pass = ~0ULL;
     int socket = -1, pidfd = -1;
     uint64_t attaches = 0;
     LaneCounters counters;
-    std::string why;                 // how the link ended, where one did
+    std::string why;                 // how the link ended, where one did, or why it was revoked
     std::shared_ptr<LaneLink> link;  // last: it ends before its words go
     bool rings() const { return !link || link->rings(); }
   };
@@ -161,6 +163,7 @@ class MailboxCore {
   void give_back(uint64_t id, LeaseRecord& record);
   void store_lane_words(Lane& lane);
   static void tell(Lane& lane);
+  static void detach(Lane& lane);
   void monitor();
   bool tick(bool watch);
   void watch_lane(Lane& lane);

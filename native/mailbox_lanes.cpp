@@ -1,24 +1,25 @@
 // The lanes as the consumer sees them: attach, fence, watch.
 #include <poll.h>
-#include <sys/socket.h>
 
 #include "mailbox.hpp"
+#include "socket_end.hpp"
 
 namespace tapchannel {
 
 namespace {
 constexpr uint64_t kSettleLimit = 1000000000ULL;  // for a peer to hear of the close
 
+// No copy of the peer's is in flight any more.
+bool said_closed(const ControlBlock& block) {
+  return block.producer().state.value.load(std::memory_order_acquire) ==
+         static_cast<uint64_t>(LaneState::closed);
+}
+
 bool readable(int fd, short what) {
   pollfd one{fd, what, 0};
   return fd >= 0 && poll(&one, 1, 0) == 1;
 }
 
-bool ended(int socket) {
-  char byte;
-  ssize_t got = ::recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
-}
 }  // namespace
 
 void MailboxCore::store_lane_words(Lane& lane) {
@@ -46,6 +47,7 @@ MailboxCore::Admission MailboxCore::may_attach(size_t index) {
   std::unique_lock lock(mutex_);
   if (closed_) return Admission::closed;
   Lane& lane = lanes_.at(index);
+  if (lane.revoked) return Admission::revoked;
   watch_lane(lane);
   if (lane.attached) return Admission::taken;
   if (std::shared_ptr<LaneLink> last = std::exchange(lane.link, nullptr)) {
@@ -56,7 +58,7 @@ MailboxCore::Admission MailboxCore::may_attach(size_t index) {
   }
   // What the gate still carries of the lane's last life must not land over the next one's taps.
   if (gate_ && !gate_->fence(index)) return Admission::not_fenced;
-  if (!lane.ever || lane.clean || lane.same_process) return Admission::free;
+  if (!lane.ever || lane.clean || said_closed(lane.block)) return Admission::free;
   // The dead process's copies may still land. Its pidfd turns readable only after its files, the
   // GPU's among them, are closed.
   if (lane.pidfd < 0) return Admission::not_fenced;
@@ -99,17 +101,44 @@ MailboxCore::Admission MailboxCore::attach(size_t index, int socket, int pidfd, 
 }
 
 // The peer never heard "live": it has put nothing, and needs no fence.
-void MailboxCore::revoke(size_t index) {
+void MailboxCore::undo_attach(size_t index) {
   if (fork_.forked()) return;
   std::lock_guard lock(mutex_);
   Lane& lane = lanes_.at(index);
   if (!lane.attached) return;
-  lane.attached = false;
   lane.clean = true;
   if (lane.link) std::exchange(lane.link, nullptr)->end();
+  detach(lane);
+  record(lane.block.consumer_ring(), Step::close, 0, 0, 0);
+}
+
+void MailboxCore::detach(Lane& lane) {
+  lane.attached = false;
   ForkGuard::forget(lane.socket);
   ::close(lane.socket);
   lane.socket = -1;
+}
+
+void MailboxCore::revoke(size_t index, const std::string& reason) {
+  if (fork_.forked()) return;
+  std::unique_lock lock(mutex_);
+  Lane& lane = lanes_.at(index);
+  if (closed_ || lane.revoked) return;
+  lane.revoked = true;
+  lane.why = reason;
+  auto& words = lane.block.consumer();
+  write_text(words.reason, reason);
+  words.credit.value.store(0, std::memory_order_release);
+  words.state.value.store(static_cast<uint64_t>(LaneState::revoked), std::memory_order_release);
+  tell(lane);
+  ring(lane.block.producer().bell);  // a recv of ours may sleep on it
+  if (std::shared_ptr<LaneLink> link = lane.link) {
+    lock.unlock();  // it may take its time
+    static_cast<void>(link->settle(kSettleLimit));
+    link->end();  // the fence: from here on nothing of the peer's lands
+    lock.lock();
+  }
+  if (lane.attached) detach(lane);
   record(lane.block.consumer_ring(), Step::close, 0, 0, 0);
 }
 
@@ -145,29 +174,20 @@ LaneStatus MailboxCore::lane_status(size_t index) {
   Lane& lane = lanes_.at(index);
   if (!closed_) watch_lane(lane);
   uint64_t beat = lane.block.producer().heartbeat.value.load(std::memory_order_acquire);
-  return {lane.attached,
-          lane.lost,
-          lane.ever,
-          beat != 0,
-          beat == 0 ? -1 : static_cast<double>(now_ns() - beat) / 1e9,
-          lane.attaches,
-          lane.counters};
+  return {lane.attached, lane.lost,    lane.revoked,
+          lane.ever,     beat != 0,    beat == 0 ? -1 : static_cast<double>(now_ns() - beat) / 1e9,
+          lane.attaches, lane.counters};
 }
 
 void MailboxCore::watch_lane(Lane& lane) {
   if (!lane.attached) return;
-  bool closed = lane.block.producer().state.value.load(std::memory_order_acquire) ==
-                static_cast<uint64_t>(LaneState::closed);
-  if (!closed && !ended(lane.socket) && !readable(lane.pidfd, POLLIN)) return;
-  lane.attached = false;
+  if (!said_closed(lane.block) && !socket_ended(lane.socket) && !readable(lane.pidfd, POLLIN))
+    return;
   // Looked at again: an orderly close stores its state before it closes the socket.
-  lane.clean = lane.block.producer().state.value.load(std::memory_order_acquire) ==
-               static_cast<uint64_t>(LaneState::closed);
+  lane.clean = said_closed(lane.block);
   lane.lost = !lane.clean;
-  if (lane.lost && lane.link) lane.why = lane.link->failure();
-  ForkGuard::forget(lane.socket);
-  ::close(lane.socket);
-  lane.socket = -1;
+  if (lane.lost && lane.link && !lane.revoked) lane.why = lane.link->failure();
+  detach(lane);
   record(lane.block.consumer_ring(), lane.lost ? Step::lost : Step::close, 0, 0, 0);
 }
 

@@ -14,7 +14,10 @@ bool MailboxCore::gave_up(const ProducerWords& words, uint64_t pass) {
 Verdict MailboxCore::lane_fault(Lane& lane, size_t index, uint64_t key) {
   Verdict bad = Verdict::of(Fault::none, key);
   bad.lane = static_cast<int>(index);
-  if (lane.lost || lane.barred_pass == pass_of(key)) {
+  if (lane.revoked) {
+    bad.fault = Fault::revoked;
+    bad.reason = lane.why;
+  } else if (lane.lost || lane.barred_pass == pass_of(key)) {
     bad.fault = Fault::peer_lost;
     bad.reason = lane.why;
   } else if (lane.ever && !lane.attached) {
@@ -45,6 +48,8 @@ Verdict MailboxCore::lane_unmet(size_t index, const RecvRequest& request, uint64
   Lane& lane = lanes_[index];
   size_t slot = request.microbatch % depth_;
   bool announces = request.need_announces || lane.same_process || stamps;
+  // What a revoked lane has brought is not taken either: its access was taken for a reason.
+  if (lane.revoked) return lane_fault(lane, index, key);
   if (Verdict bad = count_fault(index, key)) return bad;
   for (size_t cell = 0; cell < lane.cells.size(); ++cell) {
     uint64_t seen = lane.block.stamp(slot, cell).load(std::memory_order_acquire);

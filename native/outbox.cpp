@@ -50,7 +50,7 @@ Verdict OutboxCore::check_peer() {
   if (closed_) return Verdict::of(Fault::closed);
   // An idle thread of ours looks only now and then; whoever calls wants to know now.
   uint64_t state = block_.consumer().state.value.load(std::memory_order_acquire);
-  if (state == static_cast<uint64_t>(LaneState::closed)) watch_peer();
+  if (state != static_cast<uint64_t>(LaneState::empty)) watch_peer();
   return failure_;
 }
 

@@ -110,8 +110,8 @@ class OutboxCore {
   void fail(Verdict verdict, const std::string& reason);
   void abort_pass(uint64_t pass, const std::string& reason);
   void watch_queue();
+  bool gone() const;
   void watch_peer();
-  bool socket_ended() const;
   void progress();
   uint64_t pass() const { return make_stamp(epoch_, step_, 0) >> kMicrobatchBits; }
 

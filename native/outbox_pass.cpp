@@ -103,7 +103,7 @@ void OutboxCore::abort(const std::string& reason) {
   if (open_ || failure_) abort_pass(pass(), reason);
   dropped_ = {};
   open_ = false;
-  if (failure_.fault != Fault::peer_lost && failure_.fault != Fault::peer_closed) failure_ = {};
+  if (!gone()) failure_ = {};
 }
 
 }  // namespace tapchannel

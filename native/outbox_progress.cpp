@@ -1,8 +1,7 @@
 // The lane's progress thread: sends queued pushes as credit comes, lets sources go, watches the
 // peer.
-#include <sys/socket.h>
-
 #include "outbox.hpp"
+#include "socket_end.hpp"
 
 namespace tapchannel {
 
@@ -161,12 +160,6 @@ std::vector<Retired> OutboxCore::take_retired(bool attempt) {
   return std::exchange(retired_, {});
 }
 
-bool OutboxCore::socket_ended() const {
-  char byte;
-  ssize_t got = recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
-}
-
 // The oldest queued push has a deadline: a consumer that never gives credit must become an error,
 // not a growing queue.
 void OutboxCore::watch_queue() {
@@ -195,16 +188,23 @@ void OutboxCore::watch_queue() {
   fail(std::move(bad), "no credit came before the deadline");
 }
 
+// The lane has ended, and no abort brings it back.
+bool OutboxCore::gone() const {
+  return failure_.fault == Fault::peer_lost || failure_.fault == Fault::peer_closed ||
+         failure_.fault == Fault::revoked;
+}
+
 void OutboxCore::watch_peer() {
   const auto& peer = block_.consumer();
-  bool said_closed =
-      peer.state.value.load(std::memory_order_acquire) == static_cast<uint64_t>(LaneState::closed);
-  if (failure_.fault == Fault::peer_lost || failure_.fault == Fault::peer_closed ||
-      (!said_closed && !socket_ended()))
-    return;
-  failure_ = Verdict::of(said_closed ? Fault::peer_closed : Fault::peer_lost);
+  auto state = static_cast<LaneState>(peer.state.value.load(std::memory_order_acquire));
+  bool closed = state == LaneState::closed, revoked = state == LaneState::revoked;
+  if (gone() || (!closed && !revoked && !socket_ended(socket_))) return;
+  failure_ = Verdict::of(revoked ? Fault::revoked : closed ? Fault::peer_closed : Fault::peer_lost);
   failure_.silent = seconds_since(peer.heartbeat.value.load(std::memory_order_acquire));
-  if (!said_closed) failure_.reason = transport_->failure();
+  if (revoked)
+    failure_.reason = read_text(peer.reason);
+  else if (!closed)
+    failure_.reason = transport_->failure();
   record(block_.producer_ring(), Step::lost, 0, 0, 0);
   reap();
   undelivered_ += queue_.size() + in_flight_.size() + (draining_ ? 1 : 0);

@@ -28,6 +28,7 @@ namespace tapchannel {
   X(held)             /* the slot that the key needs is held: waiting would be for ever */  \
   X(peer_lost)                                                                              \
   X(peer_closed)                                                                            \
+  X(revoked) /* the mailbox took the lane's access away */                                  \
   X(never_attached)                                                                         \
   X(aborted_by_peer)                                                                        \
   X(aborted_here)                                                                           \

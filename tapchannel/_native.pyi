@@ -258,7 +258,7 @@ class Mailbox:
     def epoch(self) -> int: ...
 
     def may_attach(self, lane: int) -> int:
-        """0 free, 1 taken, 2 not fenced yet, 3 closed."""
+        """0 free, 1 taken, 2 not fenced yet, 3 closed, 4 revoked."""
 
     def attach(self, lane: int, socket: int, pidfd: int, same_process: bool, staged: bool, link: UcxLink | None) -> int:
         """
@@ -273,7 +273,9 @@ class Mailbox:
         A new descriptor of the lane's arrival words, the caller's to close; -1 without a gate.
         """
 
-    def revoke(self, lane: int) -> None: ...
+    def undo_attach(self, lane: int) -> None: ...
+
+    def revoke(self, lane: int, reason: str) -> None: ...
 
     def carried(self, limit: float) -> bool:
         """Waits until each producer's control block says what this side's says."""
@@ -326,6 +328,22 @@ class Outbox:
     def counters(self) -> dict[str, int | float]: ...
 
     def events(self, producer: bool) -> list[tuple[int, ...]]: ...
+
+class Faults:
+    """What befalls the next messages of a lane, for tests."""
+
+    def __init__(self) -> None: ...
+
+    def next(self, mishap: str, seconds: float = 0.0) -> None: ...
+
+    def let_go(self) -> None:
+        """Puts and stamps what was held, in order."""
+
+    def held(self) -> int:
+        """Counts the calls that wait for let_go."""
+
+    def wrap(self, wire: Wire) -> Wire:
+        """A wire of which this is the fate; takes the given one over."""
 
 def cuda_status() -> dict[str, object]:
     """

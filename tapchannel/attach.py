@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -182,7 +182,10 @@ def _handshake(link: socket.socket, request: Request, asked: Asked, deadline: fl
                 expected=", ".join(names),
             )
         refused = faster({**offer.refused, **asked.refused}, offer.transport)
-        return _map(link, request, deadline, challenge, offer, handles, refused)
+        attached = _map(link, request, deadline, challenge, offer, handles, refused)
+    if attached.adopted.slow or asked.failed:
+        _warn(request, attached)
+    return attached
 
 
 def _hello(request: Request, names: tuple[str, ...], challenge: Challenge, nonce: bytes) -> Hello:
@@ -234,22 +237,23 @@ def _map(
         raise
     link.settimeout(None)
     bear_silence(link, request.peer_timeout)
-    if adopted.slow:
-        _warn(request, offer, adopted, refused)
     return Attachment(offer, cells, adopted, transport, refused, device, link, speed)
 
 
-def _warn(request: Request, offer: Offer, adopted: Adopted, refused: Mapping[str, str]) -> None:
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+def _warn(request: Request, attached: Attachment) -> None:
+    """Say that the lane is not by the fastest wire, and why: nobody is to be slow unknowingly."""
+    offer, adopted = attached.offer, attached.adopted
+    how = offer.transport
+    if adopted.slow:
+        how = f"{adopted.slow}, measured at {adopted.measure(offer.probe_offset):.2f} GB/s"
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in attached.refused.items())
     log.warning(
-        "channel %r: rank %d pushes to host %s by %s, measured at %.2f GB/s, since nothing faster "
-        "serves this pair (%s)",
+        "channel %r: rank %d pushes to host %s by %s, since nothing faster serves this pair (%s)",
         request.name,
         request.rank,
         printable(offer.host),
-        adopted.slow,
-        adopted.measure(offer.probe_offset),
-        reasons or f"transport={request.transport!r} was asked for",
+        how,
+        printable(reasons) or f"transport={request.transport!r} was asked for",
     )
 
 

@@ -110,6 +110,12 @@ RULES: Final[dict[str, Rule]] = {
         None,
         "keep the other side open until the last pass is over on both sides",
     ),
+    "revoked": (
+        errors.PeerLostError,
+        "the mailbox revoked the lane",
+        None,
+        "its rank may attach again after Mailbox.reset()",
+    ),
     "aborted_by_peer": (errors.PassAborted, "the pass was aborted", None, "open the next pass"),
     "aborted_here": (errors.PassAborted, "the pass was aborted", None, "open the next pass"),
     "epoch_mismatch": (
@@ -138,7 +144,7 @@ RULES: Final[dict[str, Rule]] = {
     ),
     "device_error": (
         errors.DeviceError,
-        "the CUDA driver refused to move a tap",
+        "the wire failed to move a tap",
         "an earlier kernel or copy of this process failed",
         "look for the first CUDA error of this rank, then restart it",
     ),

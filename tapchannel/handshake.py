@@ -32,7 +32,7 @@ from .wire import CHALLENGE, HELLO, LIVE, OFFER, READY, REFUSAL, Fields, receive
 
 # For the words of this life to stand in the control block of an outbox on another host.
 _SETTLE_LIMIT_S: Final = 5.0
-_FREE, _TAKEN, _NOT_FENCED, _CLOSED = range(4)
+_FREE, _TAKEN, _NOT_FENCED, _CLOSED, _REVOKED = range(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +175,9 @@ class Handshake:
             raise self._refused(
                 "TransportUnavailable",
                 "self-test of the mapped memory failed",
-                "the bytes that the outbox wrote did not arrive",
-                "copies between these two GPUs are broken: run tapchannel doctor",
+                "",
+                "copies between the two sides are broken: run tapchannel doctor",
+                refused={terms.transport.name: "the bytes that the outbox wrote did not arrive"},
             )
 
     def _pick(self, hello: Hello) -> tuple[Transport, dict[str, str]]:
@@ -211,7 +212,7 @@ class Handshake:
                 raise ConnectionError(f"the outbox does not take words: {offered.link.failure}")
             send_frame(self._link, LIVE, {})
         except OSError:
-            self._core.revoke(lane.index)
+            self._core.undo_attach(lane.index)
             raise
 
     def _send_offer(
@@ -260,6 +261,13 @@ class Handshake:
                 f"copies of {holder} may still be in flight",
                 "try again",
                 again=True,
+            )
+        if admission == _REVOKED:
+            raise self._refused(
+                "AttachError",
+                f"lane of rank {lane.rank} was revoked",
+                "the mailbox lets nobody in on it",
+                "attach again after Mailbox.reset()",
             )
         if admission == _CLOSED:
             raise self._refused("ChannelClosed", "mailbox is closed", "", "attach to its next life")

@@ -110,6 +110,19 @@ def assign(groups: Sequence[Group], max_rows: int, sources: Sources) -> tuple[La
     )
 
 
+def lane_of(lanes: Sequence[Lane], rank: int) -> Lane:
+    """Give the lane of a producer rank.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for lane in lanes:
+        if lane.rank == rank:
+            return lane
+    ranks = ", ".join(str(lane.rank) for lane in lanes)
+    raise ConfigError("no lane belongs to this rank", seen=repr(rank), expected=f"one of {ranks}")
+
+
 def _shards_by_rank(sources: Sources) -> dict[int, list[Shard]]:
     """Check the sources and write a tap's name, which stands for all of it, as its shard."""
     if not isinstance(cast("object", sources), Mapping):

@@ -13,10 +13,11 @@ from .assembly import Wanted, assemble
 from .descriptor import MAX_DEPTH
 from .errors import UsageError
 from .keys import MAX_EPOCH, MAX_MICROBATCHES, Key, checked_int
+from .lanes import lane_of
 from .lease import Granted, Lease
 from .listening import where_to_listen
 from .memory import MEMORY_CHOICES, Device, forget_local
-from .passes import Pass
+from .passes import Pass, in_print
 from .plan import Lane, Sources, TapPlan
 from .readiness import wait_ready
 from .reports import RawEvent, all_lane_facts, mailbox_events, mailbox_facts
@@ -204,6 +205,7 @@ class Mailbox(Role[_native.Mailbox]):
         stream: torch.cuda.Stream | None,
     ) -> Lease:
         checked_int("microbatch", microbatch, 0, MAX_MICROBATCHES - 1)
+        self._unless_forked(f"recv({microbatch})")
         stream, handle = reading_stream(stream, self._made.reservation.device.ordinal)
         mode = _HOST if self._check and mode == _STREAM else mode
         verdict, number, capsule = self._core.recv(
@@ -229,6 +231,18 @@ class Mailbox(Role[_native.Mailbox]):
         """
         limit = self._timeout if timeout is None else checked_seconds("timeout", timeout)
         wait_ready(self._name, self._lanes, self._is_attached, self._service.refusals, limit)
+
+    def revoke(self, rank: int, reason: object = "revoked by the mailbox") -> None:
+        """Take a producer's access away: its lane ends, and nobody is let in on it before `reset`.
+
+        Blocks:     for milliseconds; between hosts for some seconds if the producer is silent.
+        Ordering:   recv takes nothing of the lane's from now on. On this host the memory stays
+                    mapped in the producer's process as long as that lives; end it, too.
+
+        Raises:
+            ConfigError: no lane belongs to the rank.
+        """
+        self._core.revoke(lane_of(self._lanes, rank).index, in_print(reason))
 
     def info(self) -> dict[str, object]:
         """Give the channel's facts, per lane: transport, refusals, rule, bytes, waits, drops."""

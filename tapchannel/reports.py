@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from . import _native
 from .plan import Lane
 from .transport.base import Transport
+
+_STATES: Final = ("revoked", "attached", "lost")  # else it is away
 
 # Lane, written by the producer, (number, time_ns, key, bytes, step, cell).
 RawEvent: TypeAlias = "tuple[int, bool, tuple[int, ...]]"
@@ -109,7 +111,7 @@ def _lane_facts(
         "taps": [cell.tap.name for cell in lane.cells],
         "transport": peer.transport if peer else None,
         "ordering": peer.ordering if peer else None,
-        "state": "attached" if status["attached"] else "lost" if status["lost"] else "away",
+        "state": next((name for name in _STATES if status[name]), "away"),
         "attaches": status["attaches"],
         "last_heartbeat_s": status["silent_s"],
         "messages": status["messages"],

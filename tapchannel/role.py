@@ -20,6 +20,8 @@ class _Core(Protocol):
 
     def abort(self, reason: str) -> None: ...
 
+    def check(self) -> _native.Verdict | None: ...
+
 
 _CoreT = TypeVar("_CoreT", bound=_Core)
 
@@ -64,6 +66,11 @@ class Role(lifetime.ClosesOnExit, Generic[_CoreT]):
             return False
         self._closed = True
         return True
+
+    def _unless_forked(self, doing: str) -> None:
+        """Say what the core would, before torch says that CUDA is not for forked processes."""
+        if os.getpid() != self._pid:
+            self._raise(self._core.check(), doing)
 
     def _error(self, verdict: _native.Verdict, doing: str) -> TapChannelError:
         error = error_from(verdict, self._scene, doing)

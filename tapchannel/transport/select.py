@@ -63,6 +63,7 @@ class Asked:
         _check_name(wanted)
         self._wanted = tuple(TRANSPORTS) if wanted == "auto" else (wanted,)
         self.refused: dict[str, str] = {}
+        self.failed: dict[str, str] = {}  # of those: what both sides have, and did not work
 
     def look(self, one_host: bool) -> float:
         """Look ahead for what `names` needs to know; give the seconds that it took.
@@ -92,6 +93,7 @@ class Asked:
         """Strike what was refused; tell whether anything new was."""
         news = {name: reason for name, reason in refused.items() if name not in self.refused}
         self.refused |= news
+        self.failed |= news
         return any(name in self._wanted for name in news)
 
     def _may_ask(self, name: str, near: bool, one_host: bool) -> bool:
