@@ -30,6 +30,7 @@ struct Block {  // moved from when a mailbox or an outbox takes it over
 };
 
 void bind_cuda(nb::module_& module);
+void bind_faults(nb::module_& module);
 void bind_memory(nb::module_& module);
 void bind_mailbox(nb::module_& module);
 void bind_outbox(nb::module_& module);

@@ -153,5 +153,6 @@ NB_MODULE(_native, module) {
   bind_ucx(module);
   bind_mailbox(module);
   bind_outbox(module);
+  bind_faults(module);
   bind_cuda(module);
 }

@@ -33,8 +33,10 @@ void CudaTransport::put(Token token, const Source& source, const Place& place,
                         const CellGeometry& cell) {
   ContextGuard guard(device_);
   CUstream stream = streams_->of(place.track);
-  check(driver()->cuStreamWaitEvent(stream, static_cast<CUevent>(token), 0), "cuStreamWaitEvent");
-  forget(token);
+  if (token != nullptr) {
+    check(driver()->cuStreamWaitEvent(stream, static_cast<CUevent>(token), 0), "cuStreamWaitEvent");
+    forget(token);
+  }
   Rows from{reinterpret_cast<CUdeviceptr>(source.data), nullptr, source.pitch};
   Rows to{target_.address + place.offset,
           target_.host == nullptr ? nullptr : target_.host + place.offset, cell.pitch};

@@ -69,7 +69,7 @@ class Transport {
   virtual Token order(uintptr_t stream) = 0;
   virtual void forget(Token token) = 0;
   // Step 5: moves rows x row_bytes to `offset` in the arena; the destination's rows are `pitch`
-  // apart.
+  // apart. A null token: the source can be read at once.
   virtual void put(Token token, const Source& source, const Place& to,
                    const CellGeometry& cell) = 0;
   // Fills the cell with the dtype's poison pattern: the payload of a dropped tap.

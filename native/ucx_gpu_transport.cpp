@@ -72,9 +72,10 @@ void UcxGpuTransport::put(Token token, const Source& source, const Place& to,
                           const CellGeometry& cell) {
   await_cell(to);
   ContextGuard guard(device_);
-  auto* event = static_cast<CUevent>(token);
-  await([event] { return driver()->cuEventQuery(event); }, "cuEventQuery");
-  forget(token);
+  if (auto* event = static_cast<CUevent>(token); event != nullptr) {
+    await([event] { return driver()->cuEventQuery(event); }, "cuEventQuery");
+    forget(token);
+  }
   if (ucx_reads_gpu_)
     link().put_rows(source, to, cell, nullptr);
   else

@@ -124,7 +124,7 @@ class Outbox(Role[_native.Outbox]):
         attached = self._attachment
         lane = Lane(attached.offer.lane, self._rank, attached.cells)
         self._core = _native.Outbox(
-            attached.adopted.wire,
+            self._wire(),
             attached.adopted.block,
             cell_geometry(lane, plan.max_rows),
             attached.offer.slot_bytes,
@@ -139,11 +139,13 @@ class Outbox(Role[_native.Outbox]):
         self._torch_device = torch.device(str(attached.device))
         self._targets = targets_of(attached.cells)
 
+    def _wire(self) -> _native.Wire:
+        return self._attachment.adopted.wire
+
     # ---- passes
 
     def open_pass(self, step: int, microbatches: int) -> Pass:
         """Open the pass that all sides call ``step``; the mailbox need not have opened it yet.
-
 
         Raises:
             UsageError: a pass is open, or ``step`` is not larger than the last one.

@@ -61,6 +61,7 @@ LAYERS = (
         "demo",
         "benchmark",
         "integrations",
+        "testing",
     ),
     ("cli",),
     ("__main__",),
