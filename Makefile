@@ -5,6 +5,7 @@
 #   make gpu      the GPU tests and the GPU bench; builds offline, on the machine's own torch
 #   make rdma     the tests on RDMA verbs, in an emulated guest with two Soft-RoCE devices; needs root
 #   make stub     write tapchannel/_native.pyi anew from the built module
+#   make campaign every fault, on either side, at every moment: docs/campaign.md; about 20 minutes
 #   make mutants  break each invariant on purpose: its test must fail
 #   make format   put ruff's and clang-format's layout on every file
 #   make clean    remove what was built; .venv stays
@@ -23,7 +24,7 @@ STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m tapchannel._native
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check bench gpu rdma stub mutants format clean
+.PHONY: help demo test check bench gpu rdma stub campaign mutants format clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,2\}//p' Makefile
@@ -79,6 +80,9 @@ rdma: $(VENV)/.built
 
 stub: $(VENV)/.built
 	$(STUBGEN) -o tapchannel/_native.pyi
+
+campaign: $(VENV)/.built
+	cd tests && ../$(BIN)/python -m campaign $(ARGS)
 
 mutants: $(VENV)/.built
 	$(BIN)/python tests/mutants.py $(ARGS)

@@ -17,10 +17,12 @@ unpickled, no length is believed, each handshake has a deadline and their number
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
 import time
+from collections import deque
 from typing import Final
 
 from .assembly import Assembled, Wanted
@@ -35,8 +37,28 @@ from .wire import REFUSAL, send_frame
 HANDSHAKE_LIMIT_S: Final = 10.0
 MAX_HANDSHAKES: Final = 64
 _REFUSALS_KEPT: Final = 16
+_LINES_A_SECOND: Final = 8
 _BREATH_S: Final = 0.05
 log = logging.getLogger("tapchannel.service")
+
+
+class RateLimit:
+    """Lets so many things by in any second, and counts the others."""
+
+    def __init__(self, a_second: int) -> None:
+        self._lock = threading.Lock()
+        self._recent: deque[float] = deque([-math.inf] * a_second, a_second)
+        self._held_back = 0
+
+    def due(self) -> int | None:
+        """Give how many were held back since the last that was let by; None: this one is, too."""
+        with self._lock:
+            if time.monotonic() - self._recent[0] < 1.0:
+                self._held_back += 1
+                return None
+            self._recent.append(time.monotonic())
+            held_back, self._held_back = self._held_back, 0
+            return held_back
 
 
 class MailboxService:
@@ -52,6 +74,7 @@ class MailboxService:
     ) -> None:
         self.peers: dict[int, Peer] = {}
         self.refusals: list[str] = []
+        self._told = RateLimit(_LINES_A_SECOND)
         self._name = wanted.name
         self._pid = os.getpid()
         locks = [threading.Lock() for _ in wanted.lanes]
@@ -129,8 +152,12 @@ class MailboxService:
 
     def _note(self, text: str) -> None:
         line = printable(text).replace("\n", "\\n")
-        log.warning("channel %r refused a peer: %s", self._name, line)
         self.refusals[:] = [*self.refusals[1 - _REFUSALS_KEPT :], line]
+        untold = self._told.due()
+        if untold is None:  # whoever knocks again and again shall not fill a disk
+            return
+        more = f" ({untold} more refused since the last line)" if untold else ""
+        log.warning("channel %r refused a peer: %s%s", self._name, line, more)
 
 
 def _check_uid(link: socket.socket) -> None:

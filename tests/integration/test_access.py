@@ -80,6 +80,33 @@ def test_bytes_after_the_handshake_do_not_hide_a_peers_end(
         until(lambda: states(channel.mailbox)[7] == "lost", LIMIT)
 
 
+# ---- a crowd at the door
+
+
+def test_refusals_do_not_flood_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Catches a line of the log for each time that somebody knocks."""
+    caplog.set_level(logging.WARNING)
+    knocks = 100
+    with small_channel(tmp_path) as channel:
+        began = time.monotonic()
+        for _ in range(knocks):
+            knock(channel.mailbox.address)
+        seconds = time.monotonic() - began
+        lines = [one for one in caplog.records if "refused a peer" in one.getMessage()]
+        assert 8 <= len(lines) <= 8 * (seconds + 1)
+        if len(lines) < knocks:  # else this machine is so slow that the limit was never met
+            until(lambda: knock(channel.mailbox.address) and "more refused since" in caplog.text)
+        channel.carry()
+
+
+def knock(address: str) -> bool:
+    """Say something that is refused."""
+    with dial(address) as link:
+        receive(link, CHALLENGE)
+        link.sendall(b"GET / HTTP/1.1\r\n")
+        return ended(link)
+
+
 # ---- a lane is revoked
 
 

@@ -1,0 +1,100 @@
+"""make campaign: run the cells that can be run here, print their table, write docs/campaign.md.
+
+python -m campaign [--wire shm] [--fault kill] [--moment put] [--short] [--no-page]
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from pathlib import Path
+
+from campaign.cells import FAULTS, MOMENTS, SHORT, VICTIMS, WIRES, Cell, cells_of
+from campaign.report import section, write
+from campaign.run import Result, lab, run
+from support import machine, processes
+from support.hosts import refuse_without_tools
+
+PAGE = Path(__file__).parents[2] / "docs" / "campaign.md"
+
+
+def lacks(wire: str) -> str | None:
+    """Say why a wire's cells cannot be run here."""
+    if wire == "cuda_ipc":
+        return machine.lacks("gpu")
+    if wire == "shm":
+        return None
+    try:
+        refuse_without_tools()
+    except RuntimeError as error:
+        return str(error)
+    return machine.lacks("ucx")
+
+
+def wanted(arguments: argparse.Namespace) -> list[Cell]:
+    """Give the cells to run."""
+    cells = SHORT if arguments.short else [cell for wire in WIRES for cell in cells_of(wire)]
+    return [
+        cell
+        for cell in cells
+        if not cell.impossible
+        and all(
+            getattr(arguments, name) in (None, getattr(cell, name))
+            for name in ("wire", "fault", "victim", "moment")
+        )
+    ]
+
+
+def run_all(wire: str, cells: list[Cell]) -> list[Result]:
+    """Run the cells of a wire, and tell of each."""
+    results: list[Result] = []
+    with lab(wire) as place:
+        for cell in cells:
+            result = run(cell, place)
+            ends = ", ".join(f"{side}: {end}" for side, end in result.ends.items())
+            verdict = f"FAILED: {'; '.join(result.wrong)}" if result.wrong else "ok"
+            print(f"{cell} ({result.seconds:.1f} s): {ends}: {verdict}", flush=True)
+            results.append(result)
+    return results
+
+
+def parsed() -> argparse.Namespace:
+    """Read the arguments."""
+    parser = argparse.ArgumentParser(prog="campaign", description=__doc__)
+    parser.add_argument("--wire", choices=WIRES)
+    parser.add_argument("--fault", choices=list(FAULTS))
+    parser.add_argument("--victim", choices=VICTIMS)
+    parser.add_argument("--moment", choices=list(MOMENTS))
+    parser.add_argument("--short", action="store_true", help="a few cells of each kind")
+    parser.add_argument("--no-page", action="store_true", help="leave docs/campaign.md alone")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run; return 0 if no cell has failed."""
+    arguments = parsed()
+    processes.adopt_orphans()
+    sections: dict[str, str] = {}
+    failed = 0
+    for wire in WIRES:
+        cells = [cell for cell in wanted(arguments) if cell.wire == wire]
+        reason = lacks(wire)
+        if not cells or reason:
+            print(f"{wire}: not run ({reason or 'not asked for'})")
+            continue
+        results = run_all(wire, cells)
+        failed += sum(bool(result.wrong) for result in results)
+        seconds = sum(result.seconds for result in results)
+        sections[wire] = section(
+            wire, results, f"{seconds / 60:.1f} minutes on {platform.machine()}"
+        )
+        print(sections[wire])
+    whole = not (arguments.short or arguments.fault or arguments.victim or arguments.moment)
+    if whole and not arguments.no_page:
+        write(PAGE, sections)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
