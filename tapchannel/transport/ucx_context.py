@@ -16,7 +16,11 @@ from ..ucx_library import UcxChoice, choose_ucx, loading, pick
 
 KNOWS_CUDA: Final = " with CUDA"
 _SEGMENTS: Final = ("TCP_TX_SEG_SIZE", "TCP_RX_SEG_SIZE")
-_SETTINGS: Final = {**dict.fromkeys(_SEGMENTS, "256k"), "TCP_PUT_ENABLE": "n"}
+_SETTINGS: Final = {
+    **dict.fromkeys(_SEGMENTS, "256k"),
+    "TCP_PUT_ENABLE": "n",
+    "TCP_CONN_NB": "y",
+}
 # Before 1.17, what ucp_config_modify says of a transport is not heard; its environment is.
 _CONFIG_REACHES_TCP: Final = (1, 17)
 _ORDERED_BY_OWNER: Final = 100  # CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
@@ -116,7 +120,9 @@ def _settings(version: str) -> list[tuple[str, str]]:
 
     Puts over TCP go in fragments: larger ones take a quarter of the CPU time. The zero-copy way
     (RNDV_THRESH=inf, from 1.20 on) would be faster for the largest, but it writes on after the
-    consumer has closed its endpoint, which is what fences a dead peer.
+    consumer has closed its endpoint, which is what fences a dead peer. Connections are made without
+    blocking: UCX would otherwise stand in connect for minutes where the wire is cut in mid-attach,
+    whatever the attach's deadline.
     """
     kept = {name for name in _SETTINGS if f"UCX_{name}" in os.environ}
     if kept & set(_SEGMENTS):  # the two must fit together: UCX refuses RX below TX

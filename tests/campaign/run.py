@@ -100,7 +100,7 @@ class Course:
 
     def run(self) -> None:
         """Take both sides to their stations, strike, look at the ends, and go on."""
-        for side in ("consumer", "producer"):
+        for side in (self._other, self._victim):
             self._start(side)
         slow = self._cell.fault == "slow"
         for side, life in (("consumer", sides.consume), ("producer", sides.produce)):
@@ -115,11 +115,13 @@ class Course:
         self._judge()
         self._mend()
         self._carry()
-        for side, worker in self._sides.items():
-            leaks = worker.call(sides.end)
+        for side in (self._victim, self._other):  # the other is alone again, as it was at first
+            worker = self._sides[side]
+            leaks = worker.call(sides.end, side == self._other)
             if leaks:
                 self._result.wrong.append(f"{side}: {leaks}")
             worker.dismiss()
+            worker.child.join()
 
     # ---- faults
 

@@ -237,6 +237,7 @@ def mend_consumer(desk: SimpleNamespace, reset: bool) -> bool:
         mailbox.abort("the campaign goes on")
         if reset:
             mailbox.reset()
+        mailbox._core.carried(ATTACH_LIMIT)  # who pushes next is to know of it
         return False
     take_over(desk, "consumer")
     return True
@@ -285,8 +286,11 @@ def receive_pass(desk: SimpleNamespace, step: int) -> None:
     receive_pass_of(desk.mailbox, step, 3)
 
 
-def end(desk: SimpleNamespace) -> str | None:
-    """Close all; tell what is held that was not held before, if anything is."""
+def end(desk: SimpleNamespace, alone: bool) -> str | None:
+    """Close all; tell what is held that was not held before, if anything is.
+
+    The GPU's memory is everybody's, so only who is alone on it can tell.
+    """
     for name in ("outbox", "mailbox"):
         if hasattr(desk, name):
             getattr(desk, name).close()
@@ -297,7 +301,8 @@ def end(desk: SimpleNamespace) -> str | None:
         leaks.append(f"{desk.before} grew to {grown}")
     if pinned() > desk.pinned:
         leaks.append(f"pinned memory grew from {desk.pinned} to {pinned()} kB")
-    if (free := free_on_gpu(desk.settings)) < desk.free - GPU_SLACK:
+    free = free_on_gpu(desk.settings)
+    if alone and free < desk.free - GPU_SLACK:
         leaks.append(f"free GPU memory shrank from {desk.free} to {free} B")
     return "; ".join(leaks) or None
 
