@@ -100,7 +100,10 @@ void OutboxCore::abort(const std::string& reason) {
   if (fork_.forked()) return;
   std::lock_guard lock(mutex_);
   if (closed_) return;
-  if (open_ || failure_) abort_pass(pass(), reason);
+  if (open_ || failure_)
+    abort_pass(pass(), reason);
+  else  // what was closed and still waits for credit: left alone, it would fail in the next pass
+    while (!queue_.empty()) abort_pass(pass_of(queue_.front().key), reason);
   dropped_ = {};
   open_ = false;
   if (!gone()) failure_ = {};

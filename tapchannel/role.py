@@ -45,6 +45,8 @@ class Role(lifetime.ClosesOnExit, Generic[_CoreT]):
     def abort(self, reason: object) -> None:
         """End the open pass on both sides, or clear a failure; the next `open_pass` works.
 
+        Without an open pass, an outbox ends those whose pushes still wait for credit.
+
         Blocks:     never. What waits for the pass goes on: pushes that are queued for it are
                     dropped, streams see the poison pattern.
         """

@@ -191,6 +191,23 @@ def test_abort_by_the_consumer_wakes_a_producer_that_flushes(channel_of: Maker) 
     works(channel, 2)
 
 
+def test_abort_ends_a_closed_pass_that_waits_for_credit(channel_of: Maker) -> None:
+    """Bug: pushes of a pass that was given up, whose time-out then fails the next one."""
+    channel = channel_of(PLAN, SOURCES, depth=1)
+    producer = channel.producers[2]
+    with producer.open_pass(1, 2):
+        push(channel, 0, "left")
+        push(channel, 1, "left")
+    with pytest.raises(CreditTimeout):
+        producer.flush(BRIEFLY)
+    producer.abort("nobody received it")
+    assert producer.info()["queued"] == 0
+    channel.heard()
+    with pytest.raises(PassAborted, match="nobody received it"), channel.mailbox.open_pass(1, 2):
+        channel.mailbox.recv(0)
+    works(channel, 2)
+
+
 @pytest.mark.parametrize("side", ["consumer", "producer"])
 def test_abort_when_nothing_is_wrong_changes_nothing(channel_of: Maker, side: str) -> None:
     """Bug: an abort between passes that ends the next one, or a pass of the past."""
