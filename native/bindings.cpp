@@ -86,20 +86,11 @@ bool interrupted_by_signal() {
   return PyErr_CheckSignals() != 0;
 }
 
-// Foreign threads of this process write the ring while it is read: an entry whose number changed
-// meanwhile is left out.
 nb::list events_of(const Ring& ring) {
   nb::list events;
-  uint64_t next = ring.next.value.load(std::memory_order_acquire);
-  for (uint64_t number = next > kRingEntries ? next - kRingEntries : 0; number < next; ++number) {
-    const Event& entry = ring.entries[number % kRingEntries];
-    uint32_t before = entry.number.load(std::memory_order_acquire);
-    auto event =
-        nb::make_tuple(number, entry.time_ns, entry.key, entry.bytes, entry.step, entry.cell);
-    if (before == static_cast<uint32_t>(number) + 1 &&
-        entry.number.load(std::memory_order_acquire) == before)
-      events.append(event);
-  }
+  for (const EventFacts& event : read_ring(ring))
+    events.append(nb::make_tuple(event.number, event.time_ns, event.key, event.bytes, event.step,
+                                 event.cell));
   return events;
 }
 

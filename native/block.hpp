@@ -9,6 +9,7 @@
 #include <array>
 #include <functional>
 #include <new>
+#include <vector>
 
 #include "control_block.hpp"
 #include "mapping.hpp"
@@ -163,6 +164,27 @@ inline void record(Ring& ring, Step step, uint64_t key, size_t cell, uint64_t by
   event.step = static_cast<uint16_t>(step);
   event.cell = static_cast<uint16_t>(cell);
   event.number.store(static_cast<uint32_t>(number) + 1, std::memory_order_release);
+}
+
+struct EventFacts {
+  uint64_t number, time_ns, key, bytes;
+  uint16_t step, cell;
+};
+
+// The ring's last events, oldest first. Others write it while it is read: an entry whose number
+// changed meanwhile is left out.
+inline std::vector<EventFacts> read_ring(const Ring& ring) {
+  std::vector<EventFacts> events;
+  uint64_t next = ring.next.value.load(std::memory_order_acquire);
+  for (uint64_t number = next > kRingEntries ? next - kRingEntries : 0; number < next; ++number) {
+    const Event& entry = ring.entries[number % kRingEntries];
+    uint32_t before = entry.number.load(std::memory_order_acquire);
+    EventFacts event{number, entry.time_ns, entry.key, entry.bytes, entry.step, entry.cell};
+    if (before == static_cast<uint32_t>(number) + 1 &&
+        entry.number.load(std::memory_order_acquire) == before)
+      events.push_back(event);
+  }
+  return events;
 }
 
 inline void write_text(Text& text, const std::string& words) {

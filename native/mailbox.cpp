@@ -38,6 +38,7 @@ MailboxCore::~MailboxCore() {
       if (record.hold == Hold::dropped &&
           port_->release(record.streams, record.word, id, 0, 0) != Given::refused)
         record.hold = Hold::releasing;
+      if (record.poisoned) poison_words(record);
       patience.tick();
       if (patience.over()) {
         new std::shared_ptr<Port>(port_);
@@ -195,7 +196,7 @@ void MailboxCore::end_pass(const std::string& reason) {
     if (!record.waiting) continue;
     record.failure = Verdict::of(Fault::aborted_here, record.key);
     record.failure.reason = reason;
-    poison(record);
+    doom(id, record);
   }
   for (auto& lane : lanes_) {
     auto& words = lane.block.consumer();
@@ -241,7 +242,7 @@ void MailboxCore::close() {
     if (closed_) return;
     if (open_ || failure_) end_pass("the mailbox was closed");
     for (auto& [id, record] : leases_)
-      if (record.waiting) poison(record);
+      if (record.waiting) doom(id, record);
     closed_ = true;
     for (auto& lane : lanes_) {
       lane.block.consumer().state.value.store(static_cast<uint64_t>(LaneState::closed),
@@ -250,6 +251,8 @@ void MailboxCore::close() {
       tell(lane);
     }
   }
+  ring(bell_);
+  poison_the_rest();
   stop_.store(true, std::memory_order_release);
   ring(bell_);
   ring(credit_bell_);

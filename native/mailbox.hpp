@@ -119,6 +119,8 @@ class MailboxCore {
     uint64_t fill = 0;  // the poison pattern's job, which must be performed before the slot is free
     Hold hold = Hold::held;
     bool waiting = false;
+    bool doomed = false;    // its wait has failed, its poison is still to come
+    bool poisoned = false;  // its wait has failed, its stream is let through by poison
     Patience patience{0};
     Verdict failure;
     std::vector<uintptr_t> streams;
@@ -148,7 +150,7 @@ class MailboxCore {
   Verdict host_wait(std::unique_lock<std::mutex>& lock, const RecvRequest& request, uint64_t key,
                     double& waited_s);
   uint64_t grant_lease(const RecvRequest& request, uint64_t key, double waited_s);
-  bool poisoned(size_t slot) const;
+  bool poisoned(size_t slot) const;  // or about to be
   bool all_landed(uint64_t key, size_t slot) const;
   bool all_arrived(uint64_t key, size_t slot) const;
   void count_landed(uint64_t key, size_t slot, double waited_s);
@@ -158,8 +160,15 @@ class MailboxCore {
 
   void advance();
   void strip_poison(size_t slot);
-  void fail(LeaseRecord& record, Verdict verdict);
+  void fail(uint64_t id, LeaseRecord& record, Verdict verdict);
+  void fail_waits(size_t index);
+  void doom(uint64_t id, LeaseRecord& record);
+  void poison_if_due(uint64_t id, LeaseRecord& record);
   void poison(LeaseRecord& record);
+  void poison_words(const LeaseRecord& record);
+  void poison_the_rest();
+  Verdict overwritten(const LeaseRecord& record) const;
+  Verdict older_unmet();
   void give_back(uint64_t id, LeaseRecord& record);
   void store_lane_words(Lane& lane);
   static void tell(Lane& lane);

@@ -4,18 +4,28 @@
 
 namespace tapchannel {
 
+namespace {
+// Read once: the compiler may otherwise fetch a word a second time after it was checked, and the peer
+// may have changed it.
+template <class T>
+T once(const T& word) {
+  return *static_cast<const volatile T*>(&word);
+}
+}  // namespace
+
 AnnounceFacts read_announce(const ControlBlock& block, const CellGeometry& geometry, size_t cell,
                             size_t slot, uint64_t key) {
   const Announce& said = block.announce(slot, cell);
   AnnounceFacts facts;
   facts.present = said.key.load(std::memory_order_acquire) == key;
-  facts.rows = said.rows;
-  facts.row_begin = said.row_begin;
-  facts.dtype = said.dtype;
-  facts.flags = said.flags;
-  facts.checksum = said.checksum;
-  uint32_t ndim = said.ndim;
-  if (ndim >= 1 && ndim <= kMaxDims) facts.shape.assign(said.shape, said.shape + ndim);
+  facts.rows = once(said.rows);
+  facts.row_begin = once(said.row_begin);
+  facts.dtype = once(said.dtype);
+  facts.flags = once(said.flags);
+  facts.checksum = once(said.checksum);
+  uint32_t ndim = once(said.ndim);
+  if (ndim >= 1 && ndim <= kMaxDims)
+    for (uint32_t i = 0; i < ndim; ++i) facts.shape.push_back(once(said.shape[i]));
   facts.present = facts.present && said.key.load(std::memory_order_acquire) == key;
 
   uint64_t rows = 1;  // what the shape comes to, its last dimension left out

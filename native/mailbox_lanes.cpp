@@ -73,6 +73,7 @@ MailboxCore::Admission MailboxCore::attach(size_t index, int socket, int pidfd, 
   std::lock_guard lock(mutex_);
   Lane& lane = lanes_[index];
   if (staged && !gate_) throw std::invalid_argument("the mailbox has no gate");
+  if (lane.ever) fail_waits(index);
   if (staged) gate_->begin(index);
   auto& words = lane.block.producer();
   words.open_pass.value.store(
@@ -82,7 +83,8 @@ MailboxCore::Admission MailboxCore::attach(size_t index, int socket, int pidfd, 
   if (open_ && lane.ever && lane.attached_in_pass == pass()) lane.barred_pass = pass();
   if (open_) lane.attached_in_pass = pass();
   if (lane.pidfd >= 0) ::close(lane.pidfd);
-  lane.block.consumer().completed.value.store(0, std::memory_order_release);
+  // A pass that was closed before its first life came is still owed to it.
+  if (lane.ever) lane.block.consumer().completed.value.store(0, std::memory_order_release);
   lane.socket = socket;
   lane.pidfd = pidfd;
   lane.attached = lane.ever = true;

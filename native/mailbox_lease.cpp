@@ -5,8 +5,27 @@ namespace tapchannel {
 
 namespace {
 constexpr double kFillPatience = 0.5;  // seconds that a poisoned wait goes on for its pattern, and
+constexpr double kLastPatience = 1.0;
+constexpr uint64_t kLastNap = 100000ULL;
 constexpr double kFillRate = 5e9;  // bytes a second that the pattern is expected to make at least
 }  // namespace
+
+// The wait has failed; what its stream will see is poison.
+void MailboxCore::doom(uint64_t id, LeaseRecord& record) {
+  record.waiting = false;
+  record.doomed = true;
+  poison_if_due(id, record);
+}
+
+// Neither pattern nor word may reach an older lease on the slot. It may be a good one whose reads
+// are still queued, or wait for its own key, which the word would satisfy. It does not wait for
+// ours: a wait is enqueued on a slot only behind the releases of its older leases.
+void MailboxCore::poison_if_due(uint64_t id, LeaseRecord& record) {
+  auto older = [&](const auto& entry) {
+    return entry.first < id && entry.second.slot == record.slot;
+  };
+  if (record.doomed && std::none_of(leases_.begin(), leases_.end(), older)) poison(record);
+}
 
 // First the pattern, then the word that lets the stream go on (I4). Where the driver itself is
 // stuck behind the stream the pattern cannot be written in time: the wait must end all the same
@@ -14,17 +33,15 @@ constexpr double kFillRate = 5e9;  // bytes a second that the pattern is expecte
 // performed.
 void MailboxCore::poison(LeaseRecord& record) {
   std::vector<Region> regions;
-  std::vector<std::pair<size_t, size_t>> cells;
   uint64_t bytes = 0;
-  for (size_t i = 0; i < lanes_.size(); ++i)
-    for (size_t cell = 0; cell < lanes_[i].cells.size(); ++cell) {
-      const auto& stamp = lanes_[i].block.stamp(record.slot, cell);
+  for (auto& lane : lanes_)
+    for (size_t cell = 0; cell < lane.cells.size(); ++cell) {
+      const auto& stamp = lane.block.stamp(record.slot, cell);
       if (reached(stamp.load(std::memory_order_acquire), record.key)) continue;
-      const auto& geometry = lanes_[i].cells[cell];
+      const auto& geometry = lane.cells[cell];
       uint64_t offset = record.slot * slot_bytes_ + geometry.offset;
       regions.push_back({offset, geometry.tap_rows, geometry});
       bytes += geometry.tap_rows * geometry.row_bytes;
-      cells.emplace_back(i, cell);
     }
   record.fill = port_->start_fill(std::move(regions));
   Patience patience(kFillPatience + static_cast<double>(bytes) / kFillRate);
@@ -32,29 +49,96 @@ void MailboxCore::poison(LeaseRecord& record) {
     sleep_ns(20000);
     patience.tick();
   }
-  for (auto [lane, cell] : cells) {
-    auto& word = lanes_[lane].block.stamp(record.slot, cell);
-    uint64_t seen = word.load(std::memory_order_acquire);
-    while (!landed(seen, record.key) &&
-           !word.compare_exchange_weak(seen, record.key | kPoison, std::memory_order_acq_rel)) {
-    }
-    tapchannel::record(lanes_[lane].block.consumer_ring(), Step::poison, record.key, cell, 0);
-  }
-  record.waiting = false;
+  poison_words(record);
+  record.doomed = false;
+  record.poisoned = true;
 }
 
-void MailboxCore::fail(LeaseRecord& record, Verdict verdict) {
+// Also again, until the stream has gone by: a late stamp of a dead pass may have overwritten the
+// poison before the stream looked at the word, and it satisfies nobody.
+void MailboxCore::poison_words(const LeaseRecord& record) {
+  for (auto& lane : lanes_)
+    for (size_t cell = 0; cell < lane.cells.size(); ++cell) {
+      auto& word = lane.block.stamp(record.slot, cell);
+      uint64_t seen = word.load(std::memory_order_acquire);
+      if (landed(seen, record.key)) continue;
+      while (!landed(seen, record.key) &&
+             !word.compare_exchange_weak(seen, record.key | kPoison, std::memory_order_acq_rel)) {
+      }
+      tapchannel::record(lane.block.consumer_ring(), Step::poison, record.key, cell, 0);
+    }
+}
+
+void MailboxCore::fail(uint64_t id, LeaseRecord& record, Verdict verdict) {
   record.failure = verdict;
-  poison(record);
+  doom(id, record);
   if (!failure_) failure_ = std::move(verdict);
   ring(credit_bell_);
+}
+
+// Its next life begins: what still waits for the last one is told now, since nobody could tell
+// later.
+void MailboxCore::fail_waits(size_t index) {
+  for (auto& [id, record] : leases_) {
+    if (!record.waiting) continue;
+    RecvRequest request;
+    request.microbatch = record.microbatch;
+    Verdict bad = lane_unmet(index, request, record.key, true);
+    if (bad && bad.fault != Fault::would_block) fail(id, record, std::move(bad));
+  }
+}
+
+// The mailbox closes: its monitor has done this once the older leases are gone; rather too early
+// than never.
+void MailboxCore::poison_the_rest() {
+  Patience patience(kLastPatience);
+  while (true) {
+    {
+      std::lock_guard lock(mutex_);
+      bool doomed = false;
+      for (auto& [id, record] : leases_) {
+        if (record.doomed && patience.over()) poison(record);
+        doomed = doomed || record.doomed;
+      }
+      if (!doomed) return;
+    }
+    sleep_ns(kLastNap);
+    patience.tick();
+  }
+}
+
+// While a lease is open nobody has credit for its slot: with another stamp there, the bytes may be
+// another key's, too (I1).
+Verdict MailboxCore::overwritten(const LeaseRecord& record) const {
+  for (size_t i = 0; i < lanes_.size(); ++i)
+    for (size_t cell = 0; cell < lanes_[i].cells.size(); ++cell) {
+      uint64_t seen = lanes_[i].block.stamp(record.slot, cell).load(std::memory_order_acquire);
+      if (seen == record.key) continue;
+      Verdict bad =
+          Verdict::of(reached(seen, record.key) ? Fault::overrun : Fault::stale_stamp, record.key);
+      bad.lane = static_cast<int>(i);
+      bad.cell = static_cast<int>(cell);
+      bad.slot = static_cast<int>(record.slot);
+      bad.seen = seen;
+      bad.expected = record.key;
+      return bad;
+    }
+  return {};
 }
 
 Verdict MailboxCore::check_lease(uint64_t lease) {
   if (fork_.forked()) return Verdict::of(Fault::forked);
   std::lock_guard lock(mutex_);
   auto found = leases_.find(lease);
-  return found == leases_.end() ? Verdict{} : found->second.failure;
+  if (found == leases_.end()) return {};
+  LeaseRecord& record = found->second;
+  if (record.failure || record.waiting) return record.failure;
+  record.failure = overwritten(record);
+  if (record.failure && !failure_) {
+    failure_ = record.failure;
+    ring(credit_bell_);
+  }
+  return record.failure;
 }
 
 bool MailboxCore::record_stream(uint64_t lease, uintptr_t stream) {

@@ -13,17 +13,19 @@ constexpr uint64_t kLongestNap = 100000ULL;
 void MailboxCore::watch_leases(std::vector<uint64_t>& released) {
   for (auto& [id, record] : leases_) {
     if (record.hold == Hold::dropped) released.push_back(id);  // refused once: try again
-    if (record.hold == Hold::releasing && port_->released(record.word, id) &&
-        port_->filled(record.fill))
-      released.push_back(id);
+    bool performed = record.hold == Hold::releasing && port_->released(record.word, id);
+    if (performed && port_->filled(record.fill)) released.push_back(id);
+    if (record.doomed) poison_if_due(id, record);
+    if (record.poisoned && !performed) poison_words(record);
     if (!record.waiting) continue;
     if (all_arrived(record.key, record.slot)) {
       record.waiting = false;
+      ring(credit_bell_);  // a close may wait for it
       count_landed(record.key, record.slot, record.patience.waited_s());
       for (auto& lane : lanes_)
         tapchannel::record(lane.block.consumer_ring(), Step::read, record.key, 0, 0);
       if (Verdict bad = rows_fault(record.key, record.slot, record.rows))
-        fail(record, std::move(bad));
+        fail(id, record, std::move(bad));
       continue;
     }
     record.patience.tick();
@@ -35,7 +37,7 @@ void MailboxCore::watch_leases(std::vector<uint64_t>& released) {
     if (!want) continue;
     if (want.fault == Fault::would_block && record.patience.over())
       want = late(want, record.patience);
-    if (want.fault != Fault::would_block) fail(record, std::move(want));
+    if (want.fault != Fault::would_block) fail(id, record, std::move(want));
   }
 }
 
@@ -61,7 +63,7 @@ bool MailboxCore::tick(bool watch) {
   }
   if (!released.empty()) advance();
   for (const auto& [id, record] : leases_)
-    if (record.hold != Hold::held || record.waiting) return true;
+    if (record.hold != Hold::held || record.waiting || record.doomed) return true;
   return false;
 }
 

@@ -26,6 +26,8 @@ Verdict MailboxCore::check_recv(const RecvRequest& request) {
 }
 
 bool MailboxCore::poisoned(size_t slot) const {
+  for (const auto& [id, record] : leases_)
+    if (record.slot == slot && (record.doomed || record.poisoned)) return true;
   for (const auto& lane : lanes_)
     for (size_t cell = 0; cell < lane.cells.size(); ++cell)
       if ((lane.block.stamp(slot, cell).load(std::memory_order_acquire) & kPoison) != 0)
@@ -142,8 +144,21 @@ Verdict MailboxCore::host_wait(std::unique_lock<std::mutex>& lock, const RecvReq
   }
 }
 
+// What a pass that was closed before this one still lacks, though its leases were given: recv named
+// their rows.
+Verdict MailboxCore::older_unmet() {
+  for (const auto& [id, record] : leases_) {
+    if (!record.waiting || record.pass == pass()) continue;
+    RecvRequest request;
+    request.microbatch = record.microbatch;
+    if (Verdict want = unmet(request, record.key, true)) return want;
+  }
+  return {};
+}
+
 // A recv with its rows named may run ahead of credit. The pass stays open until all of it is
-// granted: the credit word is the next pass's afterwards.
+// granted: the credit word is the next pass's afterwards. And until all of the passes before it has
+// landed: the word that lets a closed pass keep its credit is this one's afterwards.
 Verdict MailboxCore::wait_granted(std::unique_lock<std::mutex>& lock, double timeout_s,
                                   const Interrupt::Ask& interrupted) {
   Patience patience(timeout_s);
@@ -154,7 +169,9 @@ Verdict MailboxCore::wait_granted(std::unique_lock<std::mutex>& lock, double tim
     uint32_t before = credit_bell_.count.load(std::memory_order_seq_cst);
     if (Verdict bad = standing()) return bad;
     if (!open_) return Verdict::of(Fault::aborted_here);
-    if (granted_ == microbatches_) return {};
+    Verdict older = older_unmet();
+    if (granted_ == microbatches_ && !older) return {};
+    if (over && older) return older.fault == Fault::would_block ? late(older, patience) : older;
     if (over) {
       Verdict bad = Verdict::of(Fault::credit_timeout, make_stamp(epoch_, step_, granted_ + 1));
       bad.holders = blockers(granted_, true);

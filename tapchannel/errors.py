@@ -16,7 +16,7 @@
     │  ├─ CreditTimeout                 a producer waited for the consumer
     │  └─ AttachTimeout                 one side waited for the other to attach
     ├─ ProtocolError                    nobody's settings: report it as a bug
-    │  ├─ StaleStampError               a stamp of another key stood where this key's was due
+    │  ├─ StaleStampError               an older stamp came back into an open lease's cell
     │  ├─ OverrunError                  a slot was written without credit
     │  ├─ EpochMismatchError            a word of another life of the mailbox
     │  └─ ChecksumError                 the bytes read are not the bytes pushed
@@ -250,7 +250,7 @@ class ProtocolError(TapChannelError):
 
 
 class StaleStampError(ProtocolError):
-    """A stamp of another key stood where this key's stamp was due."""
+    """An older stamp stands in a cell that is being read: something was written late."""
 
 
 class OverrunError(ProtocolError):

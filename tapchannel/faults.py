@@ -154,6 +154,13 @@ RULES: Final[dict[str, Rule]] = {
         "a peer that does not follow the protocol",
         "report it as a bug",
     ),
+    "stale_stamp": (
+        errors.StaleStampError,
+        "an older stamp stands in the cell of an open lease: something was written late",
+        "a transport that does not keep the order of its puts, or a peer that does not follow "
+        "the protocol",
+        "do not use what was read; report it as a bug, with what info() says of the lane",
+    ),
     "bad_announce": (
         errors.ProtocolError,
         "an announce does not fit the plan",
@@ -181,6 +188,7 @@ STAMPS: Final = frozenset(
         "stamp_timeout",
         "announce_timeout",
         "overrun",
+        "stale_stamp",
         "epoch_mismatch",
         "pass_over",
         "never_attached",

@@ -29,6 +29,7 @@ from tapchannel.errors import (
     ChecksumError,
     OverrunError,
     ProtocolError,
+    StaleStampError,
     StampTimeout,
     TapChannelError,
 )
@@ -170,6 +171,41 @@ def test_newer_stamp_is_an_overrun(scribbler: Scribbler) -> None:
         scribbler.mailbox.recv(0, timeout=LIMIT)
     assert str(newer) in str(caught[0].seen)
     assert str(key) in str(caught[0].expected)
+    scribbler.still_works()
+
+
+@pytest.mark.parametrize("way_out", ["leave", "release", "view"])
+def test_older_stamp_in_an_open_lease_is_stale(scribbler: Scribbler, way_out: str) -> None:
+    """A dead pass's late write into a slot that is being read, found by nobody (I1)."""
+    scribbler.open_pass()
+    scribbler.push()
+    scribbler.mailbox.recv(0, timeout=LIMIT).release()
+    for side in (scribbler.mailbox, scribbler.outbox):
+        side.abort("the next pass, please")
+    older, key = Key(1, scribbler.step, 0), scribbler.open_pass()
+    scribbler.push()
+    facts = {"tap": "tap3", "rank": 4, "lane": 0, "seen": ..., "expected": ..., "cause": ...}
+    with refused(StaleStampError, channel=NAME, key=key, **facts) as caught:
+        with scribbler.mailbox.recv(0, timeout=LIMIT) as taps:
+            scribbler.stamp(0, 3, older.stamp())
+            if way_out == "release":
+                taps.release()
+            elif way_out == "view":
+                taps["tap0"]
+    assert str(older) in str(caught[0].seen)
+    assert str(key) in str(caught[0].expected)
+    caught.clear()
+    scribbler.still_works()
+
+
+def test_newer_stamp_in_an_open_lease_is_an_overrun(scribbler: Scribbler) -> None:
+    """A push without credit, into a slot that is being read, found by nobody (I2)."""
+    key = scribbler.open_pass(5)
+    scribbler.push()
+    with refused(OverrunError, channel=NAME, key=key, tap="tap2", lane=0, seen=...) as caught:
+        with scribbler.mailbox.recv(0, timeout=LIMIT):
+            scribbler.stamp(0, 2, Key(1, key.step, 4).stamp())
+    caught.clear()
     scribbler.still_works()
 
 

@@ -158,6 +158,7 @@ def test_time_out_says_how_long_and_what_came_last(fault: str) -> None:
         "never_attached",
         "credit_timeout",
         "overrun",
+        "stale_stamp",
         "pass_over",
     ],
 )

@@ -131,7 +131,7 @@ MUTATIONS = (
         "I4",
         f"{TESTS}::test_i4_a_stream_that_is_let_go_sees_nan_and_its_lease_raises",
         "native/mailbox_lease.cpp",
-        "  return found == leases_.end() ? Verdict{} : found->second.failure;\n",
+        "  if (record.failure || record.waiting) return record.failure;\n",
         "  return {};\n",
         needs="gpu",
     ),
