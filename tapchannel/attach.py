@@ -249,10 +249,7 @@ def _warn(request: Request, attached: Attachment) -> None:
     reasons = "; ".join(f"{name}: {reason}" for name, reason in attached.refused.items())
     log.warning(
         "channel %r: rank %d pushes to host %s by %s, since nothing faster serves this pair (%s)",
-        request.name,
-        request.rank,
-        printable(offer.host),
-        how,
+        *(request.name, request.rank, printable(offer.host), how),
         printable(reasons) or f"transport={request.transport!r} was asked for",
     )
 
