@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
 
-from ..errors import AttachError, ConfigError
+from ..errors import ConfigError
 from ..mailbox import Mailbox
 from ..outbox import Outbox
 from .agreement import Report, gather
 from .session import Ends, Microbatches, Session
+from .settling import Settlement
 from .wiring import Settings, TapShape, Wiring, report_of, wire
 
+_SLACK_S: Final = 10.0
 _Settle: TypeAlias = Callable[[Exception | None], None]
 
 
@@ -51,12 +54,10 @@ def open_session(
     rank = dist.get_rank()
     target = dist.get_global_rank(pp_group, consumer % dist.get_world_size(pp_group))
     facts = {"rank": rank, "consumer": target, "depth": depth, "needs": needs}
-    mine = report_of(settings, produces, facts, refusals)
-    wiring = _agree(settings, mine, pp_group, tp_group)
-
-    def settle(problem: Exception | None) -> None:
-        _settle(problem, rank, pp_group, tp_group)
-
+    mine = {**report_of(settings, produces, facts, refusals), "token": secrets.token_hex(8)}
+    columns = _gather(mine, pp_group, tp_group)
+    column = 0 if tp_group is None else dist.get_rank(tp_group)
+    wiring = wire(settings, columns, column, rank)
     where: dict[str, Any] = {
         "device": str(device),
         "store": default_store() if store is None else store,
@@ -64,20 +65,25 @@ def open_session(
         "timeout": settings.timeout,
         "transport": settings.transport,
     }
-    ends = _Opening(settings, wiring, rank, where, listen).open(settle)
+    settlement = _settlement(columns, rank, settings.timeout)
+    ends = _Opening(settings, wiring, rank, where, listen).open(settlement.settle)
     return Session(settings, wiring, ends, microbatches)
 
 
-def _agree(
-    settings: Settings,
-    mine: Report,
-    pp_group: dist.ProcessGroup,
-    tp_group: dist.ProcessGroup | None,
-) -> Wiring:
+def _gather(
+    mine: Report, pp_group: dist.ProcessGroup, tp_group: dist.ProcessGroup | None
+) -> list[list[Report]]:
+    """Give the reports of the pipelines that the tensor-parallel group joins."""
     joined = gather({"column": gather(mine, pp_group)}, tp_group)
-    columns = [cast("list[Report]", report["column"]) for report in joined]
-    column = 0 if tp_group is None else dist.get_rank(tp_group)
-    return wire(settings, columns, column, dist.get_rank())
+    return [cast("list[Report]", report["column"]) for report in joined]
+
+
+def _settlement(columns: Sequence[Sequence[Report]], rank: int, timeout: float) -> Settlement:
+    reports = [report for pipeline in columns for report in pipeline]
+    ranks = [cast("int", report["rank"]) for report in reports]
+    # Each rank made a token; the first one's names this opening, and no earlier one.
+    limit = timeout + _SLACK_S  # the others' own deadline comes first, and says more
+    return Settlement(default_store(), str(reports[0]["token"]), rank, ranks, limit)
 
 
 def default_store() -> object:
@@ -162,20 +168,3 @@ def _problem_of(action: Callable[[], None]) -> Exception | None:
     except Exception as error:  # noqa: BLE001 - raised by settle, once all ranks know of it
         return error
     return None
-
-
-def _settle(
-    problem: Exception | None,
-    rank: int,
-    pp_group: dist.ProcessGroup,
-    tp_group: dist.ProcessGroup | None,
-) -> None:
-    """Tell the others how it went; raise if it went wrong anywhere."""
-    said = None if problem is None else f"rank {rank}: {type(problem).__name__}: {problem}"
-    column = [report["said"] for report in gather({"said": said}, pp_group)]
-    joined = gather({"said": [text for text in column if text]}, tp_group)
-    problems = [text for report in joined for text in cast("list[str]", report["said"])]
-    if problem is not None:
-        raise problem
-    if problems:
-        raise AttachError("another rank could not open its part", reason="; ".join(problems))

@@ -103,7 +103,7 @@ def _watched(peer: Peer, rank: int) -> int:
         start_groups(shape)
         [chunk] = wrapped(build(shape), "float16")
         model: Any = chunk.module
-        tapped = [model.embedding] * (rank == 0) + list(model.decoder.layers)
+        tapped = ([model.embedding] if rank == 0 else []) + list(model.decoder.layers)
         calls: list[int] = []
 
         def watch(*call: object) -> None:

@@ -26,6 +26,12 @@ def join(traffic: Traffic, meeting: Meeting, backend: str, rank: int) -> None:
     dist.init_process_group(
         backend, store=meeting.store, rank=rank, world_size=traffic.producers + 1, timeout=_LIMIT
     )
+    # NCCL connects a pair in its first call, which returns once the other has made its own: not to
+    # be left to a round, in which one side posts all it has before the other begins.
+    here = traffic.place.producer(rank - 1) if rank else traffic.place.consumer
+    greeting = torch.zeros(1, device=here if backend == "nccl" else "cpu")
+    for peer in range(1, traffic.producers + 1) if rank == 0 else [0]:
+        (dist.recv if rank == 0 else dist.send)(greeting, peer)
 
 
 def leave() -> None:
