@@ -1,5 +1,6 @@
 // The lanes as the consumer sees them: attach, fence, watch.
 #include <poll.h>
+#include <sys/socket.h>
 
 #include "mailbox.hpp"
 #include "socket_end.hpp"
@@ -137,6 +138,9 @@ void MailboxCore::revoke(size_t index, const std::string& reason) {
   if (std::shared_ptr<LaneLink> link = lane.link) {
     lock.unlock();  // it may take its time
     static_cast<void>(link->settle(kSettleLimit));
+    lock.lock();
+    if (lane.attached) shutdown(lane.socket, SHUT_RDWR);
+    lock.unlock();
     link->end();  // the fence: from here on nothing of the peer's lands
     lock.lock();
   }
@@ -159,6 +163,7 @@ void MailboxCore::end_lanes() {
   for (auto& lane : lanes_)
     if (lane.link) {
       static_cast<void>(lane.link->settle(kSettleLimit));  // the peer is to hear of the close
+      shutdown(lane.socket, SHUT_RDWR);                    // and to put nothing into what ends now
       lane.link->end();
     }
   for (auto& lane : lanes_)

@@ -1,5 +1,7 @@
 #include "outbox.hpp"
 
+#include <sys/socket.h>
+
 namespace tapchannel {
 
 namespace {
@@ -162,6 +164,7 @@ void OutboxCore::close() {
     words.state.value.store(static_cast<uint64_t>(LaneState::closed), std::memory_order_release);
   tell();
   static_cast<void>(transport_->settle(kFinishLimit));
+  shutdown(socket_, SHUT_RDWR);   // the consumer is to put nothing into a link that ends now
   if (clean) transport_.reset();  // unmaps the mailbox's memory
   ForkGuard::forget(socket_);
   ::close(socket_);

@@ -71,6 +71,7 @@ class Endpoint {
   static void put_done(void* request, ucs_status_t status, void* user);
   static void flush_done(void* request, ucs_status_t status, void* user);
   static void peer_failed(void* user, ucp_ep_h ep, ucs_status_t status);
+  void note_end();
   void make_worker();
   void make_wakeup();
   void watch(int fd) const;

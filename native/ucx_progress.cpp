@@ -25,6 +25,16 @@ bool readable(int socket) {
 }
 }  // namespace
 
+// UCX 1.13 aborts the process when it takes several of a peer's puts from a connection that the
+// peer has closed since: it answers each of them, and the second answer meets an endpoint that the
+// first has failed. A peer that goes ends its socket first, so that tells, ahead of what is left to
+// read.
+void Endpoint::note_end() {
+  int socket = socket_.load(std::memory_order_acquire);
+  if (socket >= 0 && failure_.empty() && readable(socket))
+    fail("the peer's process ended, or its connection did");
+}
+
 void Endpoint::judge_deadline(bool moved) {
   if (pending_ == 0 || moved) {
     patience_ = Patience(limit_s_);
@@ -101,6 +111,8 @@ void Endpoint::run() {
     unsigned moved = 0;
     {
       std::lock_guard lock(mutex_);
+      note_end();
+      if (!failure_.empty()) close_endpoint();
       for (int i = 0; i < kBurst && !abandoned_; ++i) {
         unsigned now = api().ucp_worker_progress(worker_);
         moved += now;

@@ -39,8 +39,8 @@ MUTATIONS = (
         "I3",
         f"{TESTS}::test_i3_a_wait_for_a_dead_producer_ends",
         "native/mailbox_lanes.cpp",
-        "  if (!closed && !ended(lane.socket) && !readable(lane.pidfd, POLLIN)) return;\n",
-        "  if (!closed) return;\n",
+        "!socket_ended(lane.socket) && !readable(lane.pidfd, POLLIN)",
+        "true",
     ),
     mutation(
         "nameless-lane",
@@ -70,10 +70,10 @@ MUTATIONS = (
         "push-waits-for-credit",
         "I5",
         f"{TESTS}::test_i5_a_push_waits_for_no_credit",
-        "native/outbox.cpp",
-        "  bool credit = credit_covers(key);\n",
+        "native/outbox_push.cpp",
+        "  bool credit = !dropped && credit_covers(key);\n",
         "  for (int ms = 0; ms < 15000 && !credit_covers(key); ++ms) sleep_ns(1000000);\n"
-        "  bool credit = credit_covers(key);\n",
+        "  bool credit = !dropped && credit_covers(key);\n",
     ),
     mutation(
         "push-flushes",
