@@ -6,6 +6,7 @@
 #   make rdma     the tests on RDMA verbs, in an emulated guest with two Soft-RoCE devices; needs root
 #   make stub     write tapchannel/_native.pyi anew from the built module
 #   make campaign every fault, on either side, at every moment: docs/campaign.md; about 20 minutes
+#   make fuzz     10^6 inputs for what reads a peer's bytes (minutes)
 #   make mutants  break each invariant on purpose: its test must fail
 #   make format   put ruff's and clang-format's layout on every file
 #   make clean    remove what was built; .venv stays
@@ -19,12 +20,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 BUILD := build/dev
 NATIVE := native $(wildcard native/*.cpp native/*.hpp native/CMakeLists.txt)
+CXX_FILES := $(foreach folder,native tests/model tests/fuzz tests/streams,$(wildcard $(folder)/*.hpp $(folder)/*.cpp))
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m tapchannel._native
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check bench gpu rdma stub campaign mutants format clean
+.PHONY: help demo test check bench gpu rdma stub campaign fuzz mutants format clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,2\}//p' Makefile
@@ -61,7 +63,7 @@ check: $(VENV)/.built
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
-	$(BIN)/clang-format --dry-run -Werror native/*.hpp native/*.cpp
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	printf '%s\n' native/*.cpp | xargs -n 1 -P 2 $(BIN)/clang-tidy --quiet -p $(BUILD)
 	$(STUBGEN) -o $(BUILD)/_native.pyi
 	diff -u tapchannel/_native.pyi $(BUILD)/_native.pyi || { echo "run make stub"; exit 1; }
@@ -84,13 +86,16 @@ stub: $(VENV)/.built
 campaign: $(VENV)/.built
 	cd tests && ../$(BIN)/python -m campaign $(ARGS)
 
+fuzz: $(VENV)/.built
+	$(BIN)/python tests/fuzz/run.py $(ARGS)
+
 mutants: $(VENV)/.built
 	$(BIN)/python tests/mutants.py $(ARGS)
 
 format: $(VENV)/.tools
 	$(BIN)/ruff check --fix --quiet
 	$(BIN)/ruff format
-	$(BIN)/clang-format -i native/*.hpp native/*.cpp
+	$(BIN)/clang-format -i $(CXX_FILES)
 
 clean:
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis $(VENV)/.built

@@ -175,7 +175,7 @@ def _sorted(raw: Iterable[RawEvent]) -> list[Event]:
 
 def _event(lane: int, producer: bool, fields: tuple[int, ...]) -> Event:
     _, time_ns, word, size, step, cell = fields
-    name = _STEPS[step] if step < len(_STEPS) else f"step {step}"
+    name = _STEPS[step] if 0 < step < len(_STEPS) else f"step {step}"
     count = word & MAX_MICROBATCHES if name in ("open_pass", "close_pass") else None
     try:
         key = Key.from_stamp(word)
