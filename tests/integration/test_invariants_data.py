@@ -22,6 +22,7 @@ from tapchannel import (
     Outbox,
     OverrunError,
     PassAborted,
+    StaleStampError,
     StampTimeout,
     TapPlan,
     UsageError,
@@ -121,6 +122,22 @@ def test_i1_a_newer_microbatch_does_not_pass_for_the_one_awaited(channel_of: Mak
             words.close()
             channel.mailbox.recv(0, timeout=BRIEFLY)
     assert overrun.value.seen == "pass 1, microbatch 2 (epoch 1)"
+
+
+def test_i1_a_late_write_under_an_open_lease_is_noticed(channel_of: Maker) -> None:
+    """Bug: a dead pass's write into a slot that is being read. Mutation: late-write-unseen."""
+    channel = channel_of(SMALL, depth=1)
+    with channel.open_pass(1, 1):
+        push(channel, 0)
+        channel.mailbox.recv(0).release()
+    with pytest.raises(StaleStampError) as stale:
+        with channel.open_pass(2, 1):
+            push(channel, 0)
+            with channel.mailbox.recv(0):
+                words = LaneWords(channel.mailbox, lane=0, depth=1, cells=1)
+                words.write_stamp(slot=0, word=Key(1, 1, 0).stamp())
+                words.close()
+    assert stale.value.seen == "pass 1, microbatch 0 (epoch 1)"
 
 
 def test_i1_named_rows_show_no_row_that_was_not_pushed(channel_of: Maker) -> None:

@@ -5,12 +5,12 @@ The text to change must occur exactly once in its file, so that a mutation canno
 
 from __future__ import annotations
 
-from support.mutations import of_autograd, of_data, of_peers, of_recovery, of_waits
+from support.mutations import of_autograd, of_data, of_peers, of_recovery, of_streams, of_waits
 from support.mutations.mutation import Edit, Mutation
 
 __all__ = ["MUTATIONS", "TEST_FILES", "Edit", "Mutation"]
 
-_MODULES = (of_data, of_waits, of_recovery, of_peers, of_autograd)
+_MODULES = (of_data, of_waits, of_recovery, of_peers, of_autograd, of_streams)
 TEST_FILES = tuple(module.TESTS for module in _MODULES)
 MUTATIONS = tuple(
     sorted(

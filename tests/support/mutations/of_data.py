@@ -53,6 +53,14 @@ MUTATIONS = (
         "if (false) {",
     ),
     mutation(
+        "late-write-unseen",
+        "I1",
+        f"{TESTS}::test_i1_a_late_write_under_an_open_lease_is_noticed",
+        "native/mailbox_lease.cpp",
+        "  record.failure = overwritten(record);\n",
+        "",
+    ),
+    mutation(
         "named-rows-trusted",
         "I1",
         f"{TESTS}::test_i1_named_rows_show_no_row_that_was_not_pushed",
