@@ -16,6 +16,13 @@ bool said_closed(const ControlBlock& block) {
          static_cast<uint64_t>(LaneState::closed);
 }
 
+// An outbox says that it is attached before it puts anything. One whose deadline passed while
+// "live" was on its way never does; its process may live long, and come again at once.
+bool never_began(const ControlBlock& block) {
+  return block.producer().state.value.load(std::memory_order_acquire) ==
+         static_cast<uint64_t>(LaneState::empty);
+}
+
 bool readable(int fd, short what) {
   pollfd one{fd, what, 0};
   return fd >= 0 && poll(&one, 1, 0) == 1;
@@ -191,7 +198,7 @@ void MailboxCore::watch_lane(Lane& lane) {
   if (!said_closed(lane.block) && !socket_ended(lane.socket) && !readable(lane.pidfd, POLLIN))
     return;
   // Looked at again: an orderly close stores its state before it closes the socket.
-  lane.clean = said_closed(lane.block);
+  lane.clean = said_closed(lane.block) || (!lane.link && never_began(lane.block));
   lane.lost = !lane.clean;
   if (lane.lost && lane.link && !lane.revoked) lane.why = lane.link->failure();
   detach(lane);

@@ -61,3 +61,14 @@ class LaneWords:
 
     def _announce_at(self, slot: int, cell: int) -> int:
         return self._announces + (slot * self._cells + cell) * self._announce_bytes
+
+
+ATTACHED = 1
+_STATE_BEFORE_STAMPS = 512  # bytes: the producer's words behind its state
+
+
+def write_lane_state(block_fd: int, state: int) -> None:
+    """Have a lane's producer say what becomes of it, as its first and its last word."""
+    with mmap.mmap(block_fd, 0) as memory:
+        at = _native.layout()["stamps_3_5"] - _STATE_BEFORE_STAMPS
+        struct.pack_into("<Q", memory, at, state)

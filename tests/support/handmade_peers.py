@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from support.blocks import ATTACHED, write_lane_state
 from support.small_channel import LIMIT, NAME, PLAN
 from tapchannel import _native
 from tapchannel.descriptor import Challenge, Hello, Offer
@@ -88,6 +89,7 @@ class HandmadeOutbox:
         self.write_probe(offer)
         self.ready()
         receive(self.link, LIVE)
+        write_lane_state(self.block_fd, ATTACHED)
         return offer
 
     def ready(self) -> None:
