@@ -5,8 +5,8 @@
 namespace tapchannel {
 
 namespace {
-// Read once: the compiler may otherwise fetch a word a second time after it was checked, and the peer
-// may have changed it.
+// Read once: the compiler may otherwise fetch a word a second time after it was checked, and the
+// peer may have changed it.
 template <class T>
 T once(const T& word) {
   return *static_cast<const volatile T*>(&word);
