@@ -13,7 +13,7 @@ class Producer {
     int fd = fcntl(shared_.memory().fd(), F_DUPFD_CLOEXEC, 3);
     core_ = std::make_unique<OutboxCore>(ControlBlock::adopt(fd, 0, kDepth, kCells, kId),
                                          std::make_unique<ShmTransport>(arena_), cells_of(0),
-                                         kSlotBytes, drop_newest, 4, 0.001, peer_.ours());
+                                         kSlotBytes, drop_newest, 4, 0.001, 0, peer_.ours());
     shared_.consumer().epoch.value.store(1);
     core_->start([] {});
   }
@@ -67,7 +67,7 @@ class Producer {
     push.shape[0] = push.source.rows;
     push.shape[1] = 4;
     push.owner = this;
-    if (!core_->push(push)) ++pushed_;
+    if (!core_->push(push, nullptr)) ++pushed_;
   }
 
   // What a consumer does that follows the protocol.

@@ -61,6 +61,11 @@ void Rules::lane(const State& from, int index) {
     emit(next, 0, index, "aborts pass", now);
   }
   next = from;
+  if (!lane.open && lane.queued && spend(next)) {
+    while (next.lane[index].queued) give_up(next.lane[index], pass_of(next.lane[index].queue[0]));
+    emit(next, 0, index, "aborts what it had closed");
+  }
+  next = from;
   if (lane.queued && !covers(lane, key_of(lane.queue[0])) && !over(lane, key_of(lane.queue[0])) &&
       spend(next)) {
     give_up(next.lane[index], pass_of(lane.queue[0]));

@@ -113,6 +113,7 @@ class Channel {
     must(core_->attach(0, ends[0], dup(life_), false, false, nullptr) ==
              MailboxCore::Admission::free,
          "the lane attaches");
+    core_->block(0).producer().state.value.store(static_cast<uint64_t>(LaneState::attached));
   }
   void kill() {  // the process is gone, and nothing was said
     uint64_t one = 1;
