@@ -7,6 +7,9 @@
 #   make stub     write tapchannel/_native.pyi anew from the built module
 #   make campaign every fault, on either side, at every moment: docs/campaign.md; about 20 minutes
 #   make fuzz     10^6 inputs for what reads a peer's bytes (minutes)
+#   make stress   ten million messages in any way, every one checked, and channels made and closed;
+#                 MESSAGES=, PRODUCERS=, SECONDS=, CYCLES= and SEED= change it
+#   make sanitize real tests on a native module built with ASan and UBSan, then with TSan
 #   make mutants  break each invariant on purpose: its test must fail
 #   make format   put ruff's and clang-format's layout on every file
 #   make clean    remove what was built; .venv stays
@@ -26,7 +29,7 @@ STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m tapchannel._native
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check bench gpu rdma stub campaign fuzz mutants format clean
+.PHONY: help demo test check bench gpu rdma stub campaign fuzz stress sanitize mutants format clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,2\}//p' Makefile
@@ -88,6 +91,14 @@ campaign: $(VENV)/.built
 
 fuzz: $(VENV)/.built
 	$(BIN)/python tests/fuzz/run.py $(ARGS)
+
+stress: $(VENV)/.built
+	cd tests && ../$(BIN)/python -m stress $(if $(MESSAGES),--messages $(MESSAGES)) \
+	  $(if $(PRODUCERS),--producers $(PRODUCERS)) $(if $(SECONDS),--seconds $(SECONDS)) \
+	  $(if $(CYCLES),--cycles $(CYCLES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+sanitize: $(VENV)/.built
+	$(BIN)/python tests/sanitize.py $(ARGS)
 
 mutants: $(VENV)/.built
 	$(BIN)/python tests/mutants.py $(ARGS)

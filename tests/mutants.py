@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import filecmp
 import re
 import shutil
 import subprocess
@@ -26,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from support import machine
 from support.mutations import MUTATIONS, Mutation
+from support.tree_copy import DoesNotBuild, TreeCopy
 
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build" / "mutants"
-TREE, CMAKE, VENV = WORK / "tree", WORK / "cmake", WORK / "venv"
-COPIED = ("tapchannel", "native", "tests", "pyproject.toml")
+COPY = TreeCopy(WORK)
 INVARIANTS = tuple(f"I{number}" for number in range(1, 10))
 TESTS_LIMIT = 300  # seconds for the tests of one mutant
 KILLED, SURVIVED, SKIPPED = "killed", "SURVIVED", "skipped"
@@ -50,66 +49,6 @@ class Row:
     seconds: float
 
 
-def copy_tree() -> None:
-    """Bring the copy up to date; what has not changed keeps its time, so that builds are small."""
-    wanted: set[Path] = set()
-    for name in COPIED:
-        sources = [ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*")
-        for source in sources:
-            if source.is_dir() or "__pycache__" in source.parts or source.suffix == ".so":
-                continue
-            target = TREE / source.relative_to(ROOT)
-            wanted.add(target)
-            if not target.exists() or not filecmp.cmp(source, target, shallow=False):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, target)
-    for old in [path for path in TREE.rglob("*") if path.is_file() and path not in wanted]:
-        old.unlink()
-
-
-def make_venv() -> None:
-    """Make an environment that imports the copy, with this one's packages beside it.
-
-    Plain paths: the .pth files that lie there would bring the tree itself back in.
-    """
-    if not (VENV / "bin" / "python").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", VENV], check=True)
-    [packages] = VENV.glob("lib/python*/site-packages")
-    below = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-    (packages / "below.pth").write_text("\n".join([str(TREE), *below, ""]))
-
-
-def tool(name: str) -> str:
-    """Return the path of a build tool, this environment's own first."""
-    own = Path(sys.executable).parent / name
-    found = str(own) if own.exists() else shutil.which(name)
-    if found is None:
-        sys.exit(f"{name} is not installed")
-    return found
-
-
-def build() -> None:
-    """Build the copy's native module and put it into the copy's package."""
-    if not (CMAKE / "build.ninja").exists():
-        settings = [
-            "-DCMAKE_BUILD_TYPE=Release",
-            f"-DPython_EXECUTABLE={sys.executable}",
-            f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
-        ]
-        run_or_break([tool("cmake"), "-S", TREE / "native", "-B", CMAKE, "-G", "Ninja", *settings])
-    run_or_break([tool("ninja"), "-C", CMAKE])
-    for module in CMAKE.glob("_native*.so"):
-        shutil.copyfile(module, TREE / "tapchannel" / module.name)
-
-
-def run_or_break(command: Sequence[object]) -> None:
-    """Run a build step; show what it said if it fails."""
-    words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Broken("does not build:\n" + (done.stdout + done.stderr)[-2000:])
-
-
 def failed_tests(tests: Iterable[str]) -> dict[str, bool]:
     """Run tests in the copy; tell for each whether it, or one of its parameters, failed.
 
@@ -117,11 +56,11 @@ def failed_tests(tests: Iterable[str]) -> dict[str, bool]:
         Broken: the run ended without a verdict on one of them.
     """
     names = list(dict.fromkeys(tests))
-    command = [VENV / "bin" / "python", "-m", "pytest", "-v", "--tb=no", "-p", "no:cacheprovider"]
+    command = [COPY.python, "-m", "pytest", "-v", "--tb=no", "-p", "no:cacheprovider"]
     words = [str(word) for word in [*command, *names]]
     try:
         done = subprocess.run(
-            words, cwd=TREE, capture_output=True, text=True, check=False, timeout=TESTS_LIMIT
+            words, cwd=COPY.tree, capture_output=True, text=True, check=False, timeout=TESTS_LIMIT
         )
     except subprocess.TimeoutExpired:
         raise Broken(f"tests did not end within {TESTS_LIMIT} s") from None
@@ -143,17 +82,17 @@ def mutated(mutation: Mutation) -> Iterator[None]:
     Raises:
         Broken: the text to change is not there, or not just once.
     """
-    before = {edit.file: (TREE / edit.file).read_text() for edit in mutation.edits}
+    before = {edit.file: (COPY.tree / edit.file).read_text() for edit in mutation.edits}
     try:
         for edit in mutation.edits:
-            text = (TREE / edit.file).read_text()
+            text = (COPY.tree / edit.file).read_text()
             if text.count(edit.old) != 1:
                 raise Broken(f"stale: {edit.file} has its text {text.count(edit.old)} times")
-            (TREE / edit.file).write_text(text.replace(edit.old, edit.new))
+            (COPY.tree / edit.file).write_text(text.replace(edit.old, edit.new))
         yield
     finally:
         for file, text in before.items():
-            (TREE / file).write_text(text)
+            (COPY.tree / file).write_text(text)
 
 
 def judge(mutation: Mutation, sound: Path) -> Row:
@@ -165,24 +104,22 @@ def judge(mutation: Mutation, sound: Path) -> Row:
     try:
         with mutated(mutation):
             if mutation.native:
-                build()
+                COPY.build()
             failed = failed_tests(mutation.tests)
         survived = [name.rpartition("::")[2] for name in mutation.tests if not failed[name]]
         outcome = SURVIVED if survived else KILLED
         detail = f"passed: {', '.join(survived)}" if survived else f"{len(failed)} failed"
-    except Broken as reason:
+    except (Broken, DoesNotBuild) as reason:
         outcome, detail = "BROKEN", str(reason)
     finally:
-        shutil.copyfile(sound, TREE / "tapchannel" / sound.name)
+        shutil.copyfile(sound, COPY.tree / "tapchannel" / sound.name)
     return Row(mutation, outcome, detail, time.monotonic() - began)
 
 
 def prepare(mutations: Sequence[Mutation]) -> Path:
     """Make the copy, build it, and see the tests pass; return the sound native module."""
-    copy_tree()
-    make_venv()
-    build()
-    [module] = (TREE / "tapchannel").glob("_native*.so")
+    COPY.make()
+    [module] = (COPY.tree / "tapchannel").glob("_native*.so")
     sound = WORK / module.name
     shutil.copyfile(module, sound)
     tests = [
@@ -232,7 +169,7 @@ def main() -> int:
         return 0
     try:
         sound = prepare(chosen)
-    except Broken as reason:
+    except (Broken, DoesNotBuild) as reason:
         print(reason)
         return 1
     rows: list[Row] = []

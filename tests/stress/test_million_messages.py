@@ -6,15 +6,14 @@ microbatch, lane and tap. Allowed in a word of a lease: the lease's key. Forbidd
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 
+from stress.footprint import Footprint, assert_flat, footprint
 from support.children import Children
 from support.link import Link
 from tapchannel import Mailbox, Outbox, TapPlan
@@ -28,7 +27,6 @@ ROWS, WIDTH = 2, 4
 BYTES = ROWS * WIDTH * 8
 DEPTH = 64
 FLUSHED_EVERY = 2_000  # microbatches; bounds the queue
-SLACK = 16 << 20  # bytes that a process may grow by once it is warm
 
 SOURCES = {rank: [f"tap{rank}.{i}" for i in range(n)] for rank, n in TAPS_OF_RANK.items()}
 PLAN = TapPlan(
@@ -37,24 +35,6 @@ PLAN = TapPlan(
     dtype="int64",
     max_rows=ROWS,
 )
-
-
-class Footprint(NamedTuple):
-    """What a process holds."""
-
-    resident: int
-    descriptors: int
-    threads: int
-
-
-def footprint() -> Footprint:
-    """Measure this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return Footprint(
-        pages * os.sysconf("SC_PAGE_SIZE"),
-        len(os.listdir("/proc/self/fd")),
-        len(os.listdir("/proc/self/task")),
-    )
 
 
 def word(step: int, microbatch: int, rank: int, tap: int) -> int:
@@ -113,14 +93,6 @@ def consume(mailbox: Mailbox) -> Footprint:
                 wanted += MICROBATCH_STRIDE
         warm = footprint() if step == 0 else warm
     return warm
-
-
-def assert_flat(name: str, warm: Footprint, end: Footprint) -> None:
-    """See that a process holds at the end what it held when it was warm."""
-    assert end.resident - warm.resident < SLACK, name
-    # Fewer is well: what earlier tests of this process left may be collected meanwhile.
-    assert end.descriptors <= warm.descriptors, name
-    assert end.threads <= warm.threads, name
 
 
 @pytest.mark.slow

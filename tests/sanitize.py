@@ -1,0 +1,152 @@
+"""Builds the native module with sanitizers, in a copy of the tree, and runs real tests with it.
+
+    make sanitize                        # ASan and UBSan, then TSan
+    make sanitize ARGS=thread            # one of the two: address or thread
+    make sanitize ARGS='thread -- -k abort tests/multiprocess'
+
+Exits 1 if a test fails or a sanitizer reports anything, in the tests' own process or in any that
+they start. Builds are kept in build/sanitize. What TSan cannot see: a race of two processes, or of
+two mappings, on one word of shared memory; the model and the stress are for that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from support.tree_copy import ROOT, DoesNotBuild, TreeCopy
+
+WORK = ROOT / "build" / "sanitize"
+SUPPRESSIONS = Path(__file__).parent / "support" / "sanitizers"
+LIMIT = 1800  # seconds for the tests of one sanitizer
+SHOWN = 5  # reports
+# Both sides of every transport that runs here, in one process and in several; both ends of the
+# attach; peers that break the protocol; the gate's thread; and all orders of the stress.
+TESTS = (
+    "tests/multiprocess",
+    "tests/conformance",
+    "tests/integration/test_attach.py",
+    "tests/integration/test_gate.py",
+    "tests/integration/test_hostile_producer.py",
+    "tests/integration/test_mailbox_hostile.py",
+    "tests/stress/test_stress.py",
+)
+
+
+@dataclass(frozen=True)
+class Sanitizer:
+    """A build, the library that must be loaded first, and how it is told what to do."""
+
+    name: str
+    libraries: tuple[str, ...]
+    options: dict[str, str]
+
+
+SANITIZERS = (
+    Sanitizer(
+        "address",
+        ("libasan.so", "libubsan.so"),
+        {
+            # Leaks: the interpreter never frees everything. Signals are faulthandler's.
+            "ASAN_OPTIONS": "detect_leaks=0:handle_segv=0:detect_stack_use_after_return=1",
+            "UBSAN_OPTIONS": "print_stacktrace=1",
+        },
+    ),
+    Sanitizer(
+        "thread",
+        ("libtsan.so",),
+        {"TSAN_OPTIONS": f"second_deadlock_stack=1:suppressions={SUPPRESSIONS / 'thread.txt'}"},
+    ),
+)
+
+
+def library(name: str) -> str:
+    """Return the path of one of the compiler's libraries."""
+    compiler = os.environ.get("CXX", "g++")
+    said = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, check=True)
+    path = said.stdout.decode().strip()
+    if not os.path.isabs(path):
+        sys.exit(f"{compiler} has no {name}: install its sanitizer libraries (libasan8, libtsan2)")
+    return path
+
+
+def environment(sanitizer: Sanitizer, logs: Path) -> dict[str, str]:
+    """Give the environment of the tests; the processes that they spawn have it from them."""
+    preloaded = [library(name) for name in sanitizer.libraries]
+    # Each process writes a file of its own: what a child says on its way out is not lost.
+    options = {
+        name: f"{value}:log_path={logs / 'report'}" for name, value in sanitizer.options.items()
+    }
+    return {**os.environ, **options, "LD_PRELOAD": ":".join(preloaded)}
+
+
+def run_tests(sanitizer: Sanitizer, copy: TreeCopy, arguments: list[str], logs: Path) -> int:
+    """Run the tests; return pytest's exit code."""
+    words = [copy.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "timeout=300"]
+    command = [str(word) for word in [*words, *(arguments or TESTS)]]
+    shown = environment(sanitizer, logs)
+    try:
+        done = subprocess.run(command, cwd=copy.tree, env=shown, check=False, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        print(f"the tests did not end within {LIMIT} s")
+        return 1
+    return done.returncode
+
+
+def reports_in(logs: Path) -> list[str]:
+    """Give all that the sanitizers have reported, one text for each report."""
+    heads = r"^(?==+\n?.*(?:ERROR|WARNING): \w+Sanitizer|\S+: runtime error: )"
+    found: list[str] = []
+    for log in sorted(logs.iterdir()):
+        parts = re.split(heads, log.read_text(errors="replace"), flags=re.MULTILINE)
+        found += [part for part in parts if part.strip()]
+    return found
+
+
+def run(sanitizer: Sanitizer, arguments: list[str]) -> bool:
+    """Build, run, tell; return whether all is well."""
+    began = time.monotonic()
+    work = WORK / sanitizer.name
+    copy = TreeCopy(work, f"-DTAPCHANNEL_SANITIZE={sanitizer.name}")
+    copy.make()
+    logs = work / "logs"
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir()
+    code = run_tests(sanitizer, copy, arguments, logs)
+    reports = reports_in(logs)
+    for report in reports[:SHOWN]:
+        print(report)
+    verdict = "all passed" if code == 0 else "TESTS FAILED"
+    took = time.monotonic() - began
+    print(f"{sanitizer.name}: {verdict}, {len(reports)} reports, {took:.0f} s", flush=True)
+    return code == 0 and not reports
+
+
+def main() -> int:
+    """Run the sanitizers."""
+    parser = argparse.ArgumentParser(description="real tests under sanitizers")
+    names = [sanitizer.name for sanitizer in SANITIZERS]
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(names)}; all by default")
+    own, _, for_pytest = " ".join(sys.argv[1:]).partition("-- ")
+    wanted: list[str] = parser.parse_args(own.split()).names
+    for name in set(wanted) - set(names):
+        parser.error(f"no sanitizer {name}: {', '.join(names)}")
+    try:
+        well = [run(s, for_pytest.split()) for s in SANITIZERS if not wanted or s.name in wanted]
+    except DoesNotBuild as reason:
+        print(reason)
+        return 1
+    return 0 if all(well) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
