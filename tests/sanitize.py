@@ -29,6 +29,9 @@ WORK = ROOT / "build" / "sanitize"
 SUPPRESSIONS = Path(__file__).parent / "support" / "sanitizers"
 LIMIT = 1800  # seconds for the tests of one sanitizer
 SHOWN = 5  # reports
+HEAD = re.compile(
+    r"^(?===\d+==ERROR: |WARNING: ThreadSanitizer: |\S+: runtime error: )", re.MULTILINE
+)
 # Both sides of every transport that runs here, in one process and in several; both ends of the
 # attach; peers that break the protocol; the gate's thread; and all orders of the stress.
 TESTS = (
@@ -48,23 +51,36 @@ class Sanitizer:
 
     name: str
     libraries: tuple[str, ...]
+    flags: tuple[str, ...]
     options: dict[str, str]
+    mistake: str
 
 
 SANITIZERS = (
     Sanitizer(
         "address",
         ("libasan.so", "libubsan.so"),
+        ("-fsanitize=address,undefined",),
         {
             # Leaks: the interpreter never frees everything. Signals are faulthandler's.
             "ASAN_OPTIONS": "detect_leaks=0:handle_segv=0:detect_stack_use_after_return=1",
             "UBSAN_OPTIONS": "print_stacktrace=1",
         },
+        'extern "C" int make_mistake(int at) {\n  int* two = new int[2]();\n  return two[at];\n}\n',
     ),
     Sanitizer(
         "thread",
         ("libtsan.so",),
+        ("-fsanitize=thread",),
         {"TSAN_OPTIONS": f"second_deadlock_stack=1:suppressions={SUPPRESSIONS / 'thread.txt'}"},
+        "#include <thread>\n"
+        "static int count;\n"
+        'extern "C" int make_mistake(int by) {\n'
+        "  std::thread other([by] { count += by; });\n"
+        "  count += by;\n"
+        "  other.join();\n"
+        "  return count;\n"
+        "}\n",
     ),
 )
 
@@ -104,12 +120,35 @@ def run_tests(sanitizer: Sanitizer, copy: TreeCopy, arguments: list[str], logs: 
 
 def reports_in(logs: Path) -> list[str]:
     """Give all that the sanitizers have reported, one text for each report."""
-    heads = r"^(?==+\n?.*(?:ERROR|WARNING): \w+Sanitizer|\S+: runtime error: )"
     found: list[str] = []
     for log in sorted(logs.iterdir()):
-        parts = re.split(heads, log.read_text(errors="replace"), flags=re.MULTILINE)
-        found += [part for part in parts if part.strip()]
+        found += HEAD.split(log.read_text(errors="replace"))[1:]
     return found
+
+
+def see_it_report(sanitizer: Sanitizer, folder: Path) -> None:
+    """Have a process like those of the tests make the sanitizer's own mistake.
+
+    Raises:
+        DoesNotBuild: nothing was reported, so that a clean run would prove nothing.
+    """
+    logs = fresh(folder / "mistake")
+    source, module = folder / "mistake.cpp", folder / "mistake.so"
+    source.write_text(sanitizer.mistake)
+    compiler = [os.environ.get("CXX", "g++"), "-shared", "-fPIC", "-g", *sanitizer.flags]
+    subprocess.run([*compiler, "-o", module, source], check=True)
+    code = f"import ctypes; ctypes.CDLL({str(module)!r}).make_mistake(2)"
+    shown = environment(sanitizer, logs)
+    subprocess.run([sys.executable, "-c", code], env=shown, check=False, capture_output=True)
+    if not reports_in(logs):
+        raise DoesNotBuild(f"{sanitizer.name}: a mistake made on purpose was not reported")
+
+
+def fresh(folder: Path) -> Path:
+    """Make a folder anew."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
 
 
 def run(sanitizer: Sanitizer, arguments: list[str]) -> bool:
@@ -118,9 +157,8 @@ def run(sanitizer: Sanitizer, arguments: list[str]) -> bool:
     work = WORK / sanitizer.name
     copy = TreeCopy(work, f"-DTAPCHANNEL_SANITIZE={sanitizer.name}")
     copy.make()
-    logs = work / "logs"
-    shutil.rmtree(logs, ignore_errors=True)
-    logs.mkdir()
+    see_it_report(sanitizer, work)
+    logs = fresh(work / "logs")
     code = run_tests(sanitizer, copy, arguments, logs)
     reports = reports_in(logs)
     for report in reports[:SHOWN]:
