@@ -74,7 +74,7 @@ SANITIZERS = (
         ("-fsanitize=thread",),
         {
             "TSAN_OPTIONS": f"second_deadlock_stack=1:suppressions={SUPPRESSIONS / 'thread.txt'}",
-            # UCX rewrites mmap and its like as it is loaded; TSan has done so before, and it crashes.
+            # UCX rewrites mmap and its like as it is loaded; TSan did so before, and it crashes.
             "UCX_MEM_EVENTS": "n",
         },
         "#include <thread>\n"
