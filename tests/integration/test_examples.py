@@ -34,8 +34,15 @@ def test_quickstart_runs() -> None:
     assert run.stdout.replace("\n        ", " ") == f"tensor([[{row}], [{row}]])\n"
 
 
+def losses_in(printed: str) -> tuple[float, float]:
+    """Give the first and the last loss of the draft that an example prints."""
+    found = re.search(r"draft loss ([\d.]+) in the first microbatch, ([\d.]+)", printed)
+    assert found is not None, printed
+    return float(found[1]), float(found[2])
+
+
 def draft_losses(ranks: int, example: str, *args: str) -> tuple[float, float]:
-    """Run an example under torchrun; give the first and the last loss that it prints."""
+    """Run an example under torchrun; give the losses that it prints."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     run = subprocess.run(
         [*torchrun, "--nproc-per-node", str(ranks), str(ROOT / "examples" / example), *args],
@@ -44,7 +51,22 @@ def draft_losses(ranks: int, example: str, *args: str) -> tuple[float, float]:
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    assert_draft_learned(run.stdout)
+    return losses_in(run.stdout)
+
+
+@pytest.mark.timeout(180)
+def test_torchrun_pipeline_trains_its_draft() -> None:
+    """Catches: an example that no longer fits torch's pipelining, or taps of the wrong passes."""
+    first, last = draft_losses(3, "torchrun_pipeline.py")
+    assert last < first / 10
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "DualPipeV"])
+@pytest.mark.timeout(180)
+def test_pipelining_draft_trains(schedule: str) -> None:
+    """Catches: an example that does not work, on the last rank or, in a V, on the first."""
+    first, last = draft_losses(2, "pipelining_draft.py", schedule)
+    assert last < first / 5
 
 
 @pytest.mark.ray
@@ -62,26 +84,5 @@ def test_ray_pipeline_trains_its_draft(tmp_path: Path) -> None:
             env=os.environ | own,
         )
     assert run.returncode == 0, run.stderr
-    assert_draft_learned(run.stdout)
-
-
-def assert_draft_learned(printed: str) -> None:
-    """Check what the two pipelines print."""
-    found = re.search(r"draft loss ([\d.]+) in the first microbatch, ([\d.]+)", printed)
-    assert found is not None
-    return float(found[1]), float(found[2])
-
-
-@pytest.mark.timeout(180)
-def test_torchrun_pipeline_trains_its_draft() -> None:
-    """Catches: an example that no longer fits torch's pipelining, or taps of the wrong passes."""
-    first, last = draft_losses(3, "torchrun_pipeline.py")
+    first, last = losses_in(run.stdout)
     assert last < first / 10
-
-
-@pytest.mark.parametrize("schedule", ["1F1B", "DualPipeV"])
-@pytest.mark.timeout(180)
-def test_pipelining_draft_trains(schedule: str) -> None:
-    """Catches: an example that does not work, on the last rank or, in a V, on the first."""
-    first, last = draft_losses(2, "pipelining_draft.py", schedule)
-    assert last < first / 5
