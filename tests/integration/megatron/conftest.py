@@ -12,9 +12,9 @@ from support.crew import Crew
 ENDING_LIMIT = 2.0  # seconds for processes whose parent has just ended to follow it
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def crew() -> Iterator[Crew]:
-    """Give four ranks."""
+    """Give four ranks, until the last of these tests: idle ones still take a third of a core."""
     crew = Crew(4)
     yield crew
     crew.close()
