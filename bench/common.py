@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 import tapchannel
+from tapchannel.benchmark.facts import asked, cpu
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -174,14 +174,15 @@ def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def facts() -> dict[str, str]:
     """Tell what was measured, on what, and by which command; nothing that names the machine."""
     return {
-        "commit": os.environ.get("TAPCHANNEL_COMMIT") or _asked("git", "rev-parse", "HEAD"),
+        "commit": os.environ.get("TAPCHANNEL_COMMIT")
+        or asked("git", "rev-parse", "HEAD", folder=ROOT),
         "command": f"python {' '.join([f'bench/{Path(sys.argv[0]).name}', *sys.argv[1:]])}",
         "date": datetime.date.today().isoformat(),
         "tapchannel": tapchannel.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "kernel": platform.release(),
-        "cpu": f"{_cpu()}, {os.cpu_count()} cores",
+        "cpu": f"{cpu()}, {os.cpu_count()} cores",
     }
 
 
@@ -191,24 +192,7 @@ def gpu_facts() -> dict[str, str]:
     query = ("--query-gpu=driver_version", "--format=csv,noheader")
     return {
         "gpus": ", ".join(names),
-        "driver": _asked("nvidia-smi", *query).partition("\n")[0],
+        "driver": asked("nvidia-smi", *query).partition("\n")[0],
         "cuda": f"{torch.version.cuda} (torch)",
         "connections": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "unset"),
     }
-
-
-def _asked(*command: str) -> str:
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=20
-        )
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return done.stdout.strip() or "unknown"
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()

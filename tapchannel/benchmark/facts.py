@@ -29,7 +29,7 @@ def facts(arguments: Sequence[str], place: Place) -> dict[str, str]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "kernel": platform.release(),
-        "cpu": f"{_cpu()}, {os.cpu_count()} cores",
+        "cpu": f"{cpu()}, {os.cpu_count()} cores",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
     }
     return known | (_gpus(place) if place.on_gpu else {})
@@ -40,7 +40,7 @@ def _gpus(place: Place) -> dict[str, str]:
     query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return {
         "gpus": ", ".join(names),
-        "driver": _asked(*query).partition("\n")[0],
+        "driver": asked(*query).partition("\n")[0],
         "cuda": f"{torch.version.cuda} (torch)",
         "connections": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "unset"),
     }
@@ -60,20 +60,22 @@ def _without_paths(arguments: Sequence[str]) -> list[str]:
 
 
 def _commit() -> str:
-    return _asked("git", "rev-parse", "HEAD") if (_TREE / ".git").exists() else "unknown"
+    return asked("git", "rev-parse", "HEAD") if (_TREE / ".git").exists() else "unknown"
 
 
-def _asked(*command: str) -> str:
+def asked(*command: str, folder: Path = _TREE) -> str:
+    """Give what a command answers, "unknown" if it cannot."""
     try:
         done = subprocess.run(
-            command, cwd=_TREE, capture_output=True, text=True, check=True, timeout=20
+            command, cwd=folder, capture_output=True, text=True, check=True, timeout=20
         )
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return done.stdout.strip() or "unknown"
 
 
-def _cpu() -> str:
+def cpu() -> str:
+    """Name the processor."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

@@ -2,11 +2,10 @@
 
 1. A stamp never becomes visible before the payload that it covers (I1).
 2. What one lane puts and stamps in one cell becomes visible in the order of its pushes.
-3. A put costs the caller's stream an event record and nothing else (I5), and never waits for
-credit. 4. A source is read only after what the caller's stream held at push time has been
-performed (step
-4),
-   and is kept alive until it has been read.
+3. A put costs the caller's stream an event record and nothing else (I5), and no stream ever waits
+   for credit. Where it is only enqueued on a GPU, the caller's host may (see `Outbox.push`).
+4. A source is read only after what the caller's stream held at push time has been performed
+   (step 4), and is kept alive until it has been read.
 5. After `close` returned cleanly no byte of this lane is in flight any more.
 
 =========== ======================================  ==========================================

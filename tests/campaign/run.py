@@ -148,7 +148,7 @@ class Course:
 
     def _slow(self) -> None:
         self._go(self._other)
-        time.sleep(SLOW)
+        time.sleep(SLOW)  # not synchronisation: the fault itself
         self._go(self._victim)
         for side in ("producer", "consumer"):
             self._end(side, go=False)
