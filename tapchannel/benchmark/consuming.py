@@ -33,6 +33,7 @@ class Consumer:
         self._acks, self._previous = acks, previous
         self._kernels: dict[str, Kernel] = {}
         self._stage: Stage | None = None
+        self._last: Landed | None = None
 
     def begin(self, asked: Round) -> None:
         """Get ready."""
@@ -89,9 +90,10 @@ class Consumer:
             answer.waited += time.perf_counter() - began
             took.append(kernel.timed())
             if landed is not None:
-                self._leave(asked, message, landed, answer)
+                self._leave(asked, message, landed)
         answer.values = [one() for one in took]
         answer.ended = time.monotonic_ns()
+        self._check_last(asked, answer)
 
     def _pipeline(self, asked: Round, answer: Answer) -> None:
         """Be the last stage: forward, the draft on the taps, backward; 1F1B has no warm-up here."""
@@ -108,17 +110,16 @@ class Consumer:
             token(self._previous)
             stage.compute(work.forward)
             if not work.after:
-                self._draft(asked, message, waits, answer)
+                self._draft(asked, message, waits)
         if work.after:
             for message in range(asked.count):
-                self._draft(asked, message, waits, answer)
+                self._draft(asked, message, waits)
         stage.settle()
         answer.ended = time.monotonic_ns()
         answer.waited = sum(one() for one in waits)
+        self._check_last(asked, answer)
 
-    def _draft(
-        self, asked: Round, message: int, waits: list[Callable[[], float]], answer: Answer
-    ) -> None:
+    def _draft(self, asked: Round, message: int, waits: list[Callable[[], float]]) -> None:
         """Train the draft on a microbatch's taps, or without any."""
         stage, work = self._stage, asked.work
         if stage is None or work is None:
@@ -130,12 +131,20 @@ class Consumer:
             waits.append(_since(begun))
         stage.compute(work.draft)
         if landed is not None:
-            self._leave(asked, message, landed, answer)
+            self._leave(asked, message, landed)
 
-    def _leave(self, asked: Round, message: int, landed: Landed, answer: Answer) -> None:
-        if asked.check or message == asked.count - 1:
-            self._check(asked, message, landed, answer)
-        self._receiver.release(message)
+    def _leave(self, asked: Round, message: int, landed: Landed) -> None:
+        """Release a message; the last one is kept, to be compared when the clock has stopped."""
+        if message == asked.count - 1:
+            self._last = landed
+        else:
+            self._receiver.release(message)
+
+    def _check_last(self, asked: Round, answer: Answer) -> None:
+        landed, self._last = self._last, None
+        if landed is not None:
+            self._check(asked, asked.count - 1, landed, answer)
+            self._receiver.release(asked.count - 1)
 
     def _check(self, asked: Round, message: int, landed: Landed, answer: Answer) -> None:
         answer.checked += 1
