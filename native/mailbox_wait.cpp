@@ -75,8 +75,9 @@ void MailboxCore::sleep_for(std::unique_lock<std::mutex>& lock, const Verdict& w
   uint64_t span = std::min(kTick, limit_ns);
   if (want.fault == Fault::held) {  // credit is given under our lock, then the bell is rung
     lock.unlock();
-    sleep_on(credit_bell_, span,
-             [&] { return credit_bell_.count.load(std::memory_order_seq_cst) != before; });
+    sleep_on(
+        credit_bell_, span,
+        [&] { return credit_bell_.count.load(std::memory_order_seq_cst) != before; }, kAwake);
     lock.lock();
     return;
   }
@@ -85,16 +86,17 @@ void MailboxCore::sleep_for(std::unique_lock<std::mutex>& lock, const Verdict& w
   auto slot = static_cast<size_t>(want.slot), cell = static_cast<size_t>(want.cell);
   bool announced = want.expected != 0;
   bool silent = !lane.rings() || (announced && !port_->on_host());  // a GPU, a NIC ring no bell
+  auto there = [&] {
+    uint64_t said = block.announce(slot, cell).key.load(std::memory_order_seq_cst);
+    uint64_t stamp = block.stamp(slot, cell).load(std::memory_order_seq_cst);
+    return reached(stamp, want.key) || (!announced && said == want.key);
+  };
   lock.unlock();
-  if (silent) {
+  if (!silent) {
+    sleep_on(block.producer().bell, span, there, kAwake);
+  } else if (nap_ns > kNap || !met_awake(std::min(kAwake, limit_ns), there)) {
     sleep_ns(std::min(nap_ns, limit_ns));
     nap_ns = std::min(nap_ns * 2, kLongestNap);
-  } else {
-    sleep_on(block.producer().bell, span, [&] {
-      uint64_t said = block.announce(slot, cell).key.load(std::memory_order_seq_cst);
-      uint64_t stamp = block.stamp(slot, cell).load(std::memory_order_seq_cst);
-      return reached(stamp, want.key) || (!announced && said == want.key);
-    });
   }
   lock.lock();
 }

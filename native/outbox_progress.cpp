@@ -240,10 +240,13 @@ void OutboxCore::progress() {
     uint32_t seen = idle ? queued : credit;
     uint64_t tick = copying ? kCopyTick : kTick;
     if (!idle && !transport_->rings()) tick = kSilentTick;  // credit comes without a bell
-    sleep_on(bell, tick, [&] {
-      return stop_.load(std::memory_order_acquire) ||
-             bell.count.load(std::memory_order_seq_cst) != seen;
-    });
+    sleep_on(
+        bell, tick,
+        [&] {
+          return stop_.load(std::memory_order_acquire) ||
+                 bell.count.load(std::memory_order_seq_cst) != seen;
+        },
+        idle || !transport_->rings() ? 0 : kAwake);
   }
 }
 

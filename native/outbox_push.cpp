@@ -75,11 +75,13 @@ Verdict OutboxCore::await_credit(std::unique_lock<std::mutex>& lock, const Push&
     bool covered = credit_covers(key);
     if ((covered && !draining_) || patience.over()) break;
     uint64_t tick = draining_ || !transport_->rings() ? kSilentTick : kTick;
+    uint64_t awake = draining_ ? 0 : kAwake;
+    auto ready = [&, in_turn = !draining_] {
+      return bell.count.load(std::memory_order_seq_cst) != seen || (in_turn && credit_covers(key));
+    };
     lock.unlock();
     bool stop = interrupt.happened();
-    if (!stop)
-      sleep_on(bell, std::min(tick, patience.left_ns()),
-               [&] { return bell.count.load(std::memory_order_seq_cst) != seen; });
+    if (!stop) sleep_on(bell, std::min(tick, patience.left_ns()), ready, awake);
     lock.lock();
     if (stop) return Verdict::of(Fault::interrupted);
     if (Verdict bad = check_push(push)) return bad;

@@ -109,15 +109,22 @@ class Bench:
 
     @contextmanager
     def crew(
-        self, scenario: str, wanted: Sequence[str], producers: int, one_sided: bool = True
+        self,
+        scenario: str,
+        wanted: Sequence[str],
+        producers: int,
+        one_sided: bool = True,
+        others: bool = True,
     ) -> Generator[Crew, None, None]:
         """Start the teams of the peers that a scenario wants, or the user has asked for.
 
-        ``one_sided``: it has something to measure of peers without a consumer.
+        ``one_sided``: it has something to measure of peers without a consumer. ``others``: it can
+        measure peers that it does not want by itself.
         """
+        asked = self.options.peers or wanted
         with ExitStack() as held:
             crew = Crew(scenario)
-            for name in self.options.peers or wanted:
+            for name in asked if others else [name for name in asked if name in wanted]:
                 reason = self._absence(name, producers, one_sided)
                 if reason is not None:
                     crew.lose(name, "missing", reason)

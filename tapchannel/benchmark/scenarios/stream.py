@@ -51,7 +51,7 @@ def run(bench: Bench) -> None:
 def _queued(bench: Bench, sizes: Sequence[int]) -> None:
     """Measure what the wire makes of pushes that are all queued, a slot each, before the clock."""
     options = bench.options
-    with bench.crew("queued", ("tapchannel", "bare copy"), 1) as crew:
+    with bench.crew("queued", ("tapchannel", "bare copy"), 1, others=False) as crew:
         for size in sizes:
             count = max(2, min(_SLOTS, _QUEUED_BYTES // size))
             traffic = replace(stream_traffic(options.place, size), depth=count)
