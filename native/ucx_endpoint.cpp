@@ -23,11 +23,7 @@ std::vector<char> padded(const std::string& bytes) {
 struct Endpoint::Keep {
   Endpoint* endpoint;
   std::shared_ptr<void> source;
-};
-
-struct Endpoint::Flush {
-  Endpoint* endpoint;
-  Then then;
+  uint64_t number;
 };
 
 Endpoint::Endpoint(std::shared_ptr<Context> context, double limit_s)
@@ -143,7 +139,7 @@ void Endpoint::completed(ucs_status_t status) {
 
 void Endpoint::put_done(void* request, ucs_status_t status, void* user) {
   std::unique_ptr<Keep> keep(static_cast<Keep*>(user));
-  keep->endpoint->completed(status);
+  keep->endpoint->finish_put(keep->number, status);
   api().ucp_request_free(request);
 }
 
@@ -153,20 +149,27 @@ void Endpoint::put(const void* from, size_t bytes, Target target, uint64_t offse
   const Region& region = regions_[static_cast<size_t>(target)];
   if (bytes > region.bytes || offset > region.bytes - bytes)
     return fail("a put would have left the peer's region");
-  auto held = std::make_unique<Keep>(Keep{this, std::move(keep)});
+  auto held = std::make_unique<Keep>(Keep{this, std::move(keep), ++puts_});
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.cb.send = &Endpoint::put_done;
   param.user_data = held.get();
   if (pending_ == 0) patience_ = Patience(limit_s_);
   ++pending_;
+  under_way_.insert(puts_);
   ucs_status_ptr_t request = api().ucp_put_nbx(ep_, from, bytes, region.address + offset,
                                                keys_[static_cast<size_t>(target)], &param);
   if (request != nullptr && !UCS_PTR_IS_ERR(request)) {
     static_cast<void>(held.release());  // put_done's
     return;
   }
-  completed(request == nullptr ? UCS_OK : UCS_PTR_STATUS(request));
+  finish_put(held->number, request == nullptr ? UCS_OK : UCS_PTR_STATUS(request));
+}
+
+void Endpoint::finish_put(uint64_t number, ucs_status_t status) {
+  under_way_.erase(number);
+  completed(status);
+  run_flushed();
 }
 
 void Endpoint::flush_done(void* request, ucs_status_t status, void* user) {
@@ -179,12 +182,25 @@ void Endpoint::finish_flush(Flush* flush, ucs_status_t status) {
   std::unique_ptr<Flush> held(flush);
   completed(status);
   stands_ = stands_ || status == UCS_OK;
-  if (status == UCS_OK && failure_.empty()) held->then();
+  if (status != UCS_OK) return;
+  flushed_.push_back(std::move(held));
+  run_flushed();
+}
+
+// UCX up to 1.19, or without its change 10991, ends a flush while its cuda_ipc still copies. There
+// a put's own end says that it is done; over a network that says nothing. So it takes both.
+void Endpoint::run_flushed() {
+  while (!flushed_.empty() && failure_.empty()) {
+    if (!under_way_.empty() && *under_way_.begin() <= flushed_.front()->behind) return;
+    std::unique_ptr<Flush> next = std::move(flushed_.front());
+    flushed_.pop_front();
+    next->then();
+  }
 }
 
 void Endpoint::flush(Then then) {
   if (!usable()) return;
-  auto* made = new Flush{this, std::move(then)};
+  auto* made = new Flush{this, std::move(then), puts_};
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.cb.send = &Endpoint::flush_done;

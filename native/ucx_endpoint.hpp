@@ -6,8 +6,11 @@
 
 #include <array>
 #include <atomic>
+#include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "block.hpp"
@@ -67,7 +70,11 @@ class Endpoint {
 
  private:
   struct Keep;
-  struct Flush;
+  struct Flush {
+    Endpoint* endpoint;
+    Then then;
+    uint64_t behind;  // the last put before it
+  };
   static void put_done(void* request, ucs_status_t status, void* user);
   static void flush_done(void* request, ucs_status_t status, void* user);
   static void peer_failed(void* user, ucp_ep_h ep, ucs_status_t status);
@@ -78,7 +85,9 @@ class Endpoint {
   void completed(ucs_status_t status);
   void await_put(const std::shared_ptr<std::string>& source, uint64_t offset, size_t count,
                  double limit_s);
+  void finish_put(uint64_t number, ucs_status_t status);
   void finish_flush(Flush* flush, ucs_status_t status);
+  void run_flushed();
   void judge_deadline(bool moved);
   bool closing_aborts() const;
   void abandon() noexcept;
@@ -98,6 +107,9 @@ class Endpoint {
   std::vector<std::string> names_;
   std::string failure_;
   size_t pending_ = 0;
+  uint64_t puts_ = 0;
+  std::set<uint64_t> under_way_;                // puts that have not ended, by number
+  std::deque<std::unique_ptr<Flush>> flushed_;  // ended, for UCX; in their order
   double limit_s_;
   Patience patience_;
   std::atomic<bool> one_sided_{false};

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from campaign.cells import FAULTS, MOMENTS, VICTIMS, WIRES, Cell, cells_of
@@ -90,3 +92,15 @@ def sections_of(text: str) -> dict[str, str]:
     """Give the sections of a page by wire."""
     parts = re.split(r"^(?=## )", text, flags=re.M)[1:]
     return {part.splitlines()[0].removeprefix("## "): part for part in parts}
+
+
+def keep(file: Path, results: Sequence[Result]) -> None:
+    """Add results to a file, a line each."""
+    with file.open("a") as lines:
+        lines.writelines(json.dumps(asdict(result)) + "\n" for result in results)
+
+
+def kept(file: Path) -> list[Result]:
+    """Read what keep() has written."""
+    values = [json.loads(line) for line in file.read_text().splitlines()]
+    return [Result(**{**value, "cell": Cell(**value["cell"])}) for value in values]

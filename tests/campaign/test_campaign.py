@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from campaign.cells import FAULTS, MOMENTS, SHORT, VICTIMS, WIRES, Cell, cells_of
-from campaign.report import entry, section, sections_of, write
+from campaign.report import entry, keep, kept, section, sections_of, write
 from campaign.run import Result
 
 TESTS = Path(__file__).parents[1]
@@ -47,6 +47,24 @@ def test_table_tells_failures_from_ends(tmp_path: Path) -> None:
     write(page, {"ucx": section("ucx", [], "no time")})
     assert set(sections_of(page.read_text())) == {"shm", "ucx"}
     assert "3 cells run, 1 failed" in page.read_text()
+
+
+def test_parts_make_a_page_only_together(tmp_path: Path) -> None:
+    """Catches results that are lost on their way to the page, or a page of a part."""
+    file = tmp_path / "part.jsonl"
+    results = [
+        Result(
+            Cell("shm", "kill", "producer", "put"), {"consumer": "PeerLostError"}, ["late"], 1.5
+        ),
+        Result(Cell("shm", "kill", "producer", "wait"), {"consumer": "PeerLostError"}),
+    ]
+    for result in results:
+        keep(file, [result])
+    assert kept(file) == results
+    command = [sys.executable, "-m", "campaign", "--page-of", str(file)]
+    ended = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=LIMIT)
+    assert ended.returncode == 1
+    assert "88 cells are missing" in ended.stderr
 
 
 def test_page_is_the_whole_campaign_s() -> None:

@@ -24,6 +24,7 @@ from support.children import Child, Children
 from support.link import Link
 from tapchannel import Outbox, TapPlan
 from tapchannel.passes import Pass
+from tapchannel.settings import CREDIT_WAIT_S
 
 ASK_LIMIT = 30.0  # seconds for one thing that the other process is asked to do
 
@@ -33,7 +34,10 @@ class Here:
 
     name = "here"
 
-    def __init__(self) -> None:
+    # ``credit_wait``: of the outboxes. Where the consumer is this very thread, what a push from a GPU
+    # waits for cannot come while it waits.
+    def __init__(self, credit_wait: float = 0.02) -> None:
+        self._credit_wait = credit_wait
         self._numbers = itertools.count()
         self._outboxes: dict[int, Outbox] = {}
         self._passes: dict[int, Pass] = {}
@@ -49,7 +53,7 @@ class Here:
     ) -> int:
         """Attach an outbox; return its number here."""
         with processes.environment(env):
-            outbox = Outbox(plan, rank, **options)
+            outbox = Outbox(plan, rank, **{"credit_wait": self._credit_wait, **options})
         number = next(self._numbers)
         self._outboxes[number] = outbox
         return number
@@ -224,7 +228,7 @@ def in_background(function: Callable[..., Any], *args: Any) -> Callable[[], Any]
 
 def serve(link: Link) -> None:
     """Do to the outboxes of this process what the parent asks, until it sends None."""
-    here = Here()
+    here = Here(CREDIT_WAIT_S)
     speaking = threading.Lock()
 
     def answer(number: int, method: str, args: tuple[Any, ...]) -> None:
