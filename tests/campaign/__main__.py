@@ -1,7 +1,7 @@
 """make campaign: run the cells that can be run here, print their table, write docs/campaign.md.
 
 python -m campaign [--wire shm] [--fault kill] [--moment put] [--short] [--no-page]
-python -m campaign --results FILE --fault kill  # a part, kept; on a GPU of its own: its memory counts
+python -m campaign --results FILE --fault kill  # a part, kept; on a GPU it wants to be alone
 python -m campaign --page-of FILE FILE ...         # the page, of parts that make a whole
 """
 

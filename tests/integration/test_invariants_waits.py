@@ -202,7 +202,7 @@ def gpu_channel_of(tmp_path: Path) -> Iterator[Maker]:
 def test_i5_a_push_does_not_wait_for_the_stream_nor_hold_it_up(gpu_channel_of: Maker) -> None:
     """Bug: a push that makes host or stream wait. Mutation: push-synchronises."""
     plan = TapPlan({"tap": ["tap"]}, 1024, "float32", 1024)
-    channel = gpu_channel_of(plan, depth=1)
+    channel = gpu_channel_of(plan, depth=1, outbox={"credit_wait": 0.001})
     with channel.open_pass(1, 2):
         returned_early, went_on = channel.producer.run(push_behind_a_kernel)
         assert returned_early == [True, True]
