@@ -2,9 +2,10 @@
 
     python bench/megatron_step.py --stages 2
 
-One process a stage. With as many GPUs as stages each has its own, and NCCL between them; with
-fewer they share, and gloo carries activations through host memory: that only shows that nothing
-stalls. The policy and the schedule are those of the tests.
+One process a stage. CUDA_DEVICE_MAX_CONNECTIONS is what the caller sets, or nothing. With as many
+GPUs as stages each has its own, and NCCL between them; with fewer they share, and gloo carries
+activations through host memory: that only shows that nothing stalls. The policy and the schedule
+are those of the tests.
 """
 
 from __future__ import annotations
@@ -166,7 +167,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--port", type=int, default=29517)
     options = parser.parse_args()
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     multiprocessing.spawn(work, (options,), nprocs=options.stages)
 

@@ -134,11 +134,14 @@ Gate::Awaited Gate::look() {
 void Gate::sleep(Awaited awaited) {
   if (stop_.load(std::memory_order_acquire)) return;
   if (awaited == Awaited::payload) {
+    if (awake_until_ == 0) awake_until_ = now_ns() + kAwake;
+    if (now_ns() < awake_until_) return static_cast<void>(sched_yield());
     sleep_ns(nap_ns_);
     nap_ns_ = std::min(nap_ns_ * 2, kLongestNap);
     return;
   }
   nap_ns_ = kNap;
+  awake_until_ = 0;
   if (!bells_.sleep(kTick)) sleep_ns(kDeafNap);
 }
 
@@ -172,7 +175,10 @@ void Gate::run() {
     while (!stop_.load(std::memory_order_acquire)) {
       uint64_t before = count_;
       Awaited awaited = look();
-      if (count_ != before) nap_ns_ = kNap;
+      if (count_ != before) {
+        nap_ns_ = kNap;
+        awake_until_ = 0;
+      }
       sleep(awaited);
     }
   } catch (const std::exception& error) {  // every wait on a staged lane now fails with these words

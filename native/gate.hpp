@@ -81,9 +81,9 @@ class Gate {
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::atomic<uint64_t> granted_{0};
   std::atomic<bool> failed_{false}, mark_wanted_{false}, stop_{false};
-  Bell bell_;            // private: wakes our thread when credit was given
-  Bells bells_;          // our thread's: that one, and those that the lanes ring
-  uint64_t nap_ns_ = 0;  // our thread's
+  Bell bell_;                              // private: wakes our thread when credit was given
+  Bells bells_;                            // our thread's: that one, and those that the lanes ring
+  uint64_t nap_ns_ = 0, awake_until_ = 0;  // our thread's
   // Held by our thread while it looks, also while it is stuck in the driver: everybody else tries.
   std::mutex looking_;
   uint64_t count_ = 0;  // arrivals let through so far

@@ -174,7 +174,11 @@ class MailboxCore {
   static void tell(Lane& lane);
   static void detach(Lane& lane);
   void monitor();
-  bool tick(bool watch);
+  struct ReleaseWord {
+    size_t word;
+    uint64_t lease;
+  };
+  bool tick(bool watch, std::vector<ReleaseWord>& awaited);
   void watch_lane(Lane& lane);
   void watch_leases(std::vector<uint64_t>& released);
   size_t take_word();

@@ -1,5 +1,7 @@
 // The monitor thread: deadlines and poison of stream waits, releases performed on a GPU, the watch
 // over the lanes.
+#include <sys/prctl.h>
+
 #include "mailbox.hpp"
 
 namespace tapchannel {
@@ -41,8 +43,9 @@ void MailboxCore::watch_leases(std::vector<uint64_t>& released) {
   }
 }
 
-// Returns true while something is pending that only naps can see.
-bool MailboxCore::tick(bool watch) {
+// Returns true while something is pending that rings no bell; `awaited` are the words of it that a
+// GPU will write soon.
+bool MailboxCore::tick(bool watch, std::vector<ReleaseWord>& awaited) {
   std::lock_guard lock(mutex_);
   for (auto& lane : lanes_) {
     if (!watch) break;
@@ -62,28 +65,41 @@ bool MailboxCore::tick(bool watch) {
     leases_.erase(id);
   }
   if (!released.empty()) advance();
-  for (const auto& [id, record] : leases_)
-    if (record.hold != Hold::held || record.waiting || record.doomed) return true;
-  return false;
+  bool pending = false;
+  awaited.clear();
+  for (const auto& [id, record] : leases_) {
+    pending = pending || record.hold != Hold::held || record.waiting || record.doomed;
+    if (record.hold == Hold::releasing && port_->filled(record.fill))
+      awaited.push_back({record.word, id});
+  }
+  return pending;
 }
 
 void MailboxCore::monitor() {
-  port_->enter_thread();
+  std::shared_ptr<Port> port = port_;  // looked at without the lock, under which port_ may go
+  port->enter_thread();
+  prctl(PR_SET_TIMERSLACK, 1000UL);  // this thread's naps: the usual 50 us are five of them
+  std::vector<ReleaseWord> awaited;
   uint64_t nap = kNap, watched_at = 0;
   while (!stop_.load(std::memory_order_acquire)) {
     uint32_t before = bell_.count.load(std::memory_order_seq_cst);
     bool watch = now_ns() - watched_at > kTick / 2;
     if (watch) watched_at = now_ns();
-    bool pending = tick(watch);
-    if (pending) {
+    bool pending = tick(watch, awaited);
+    auto rung = [&] {
+      return stop_.load(std::memory_order_acquire) ||
+             bell_.count.load(std::memory_order_seq_cst) != before;
+    };
+    auto released = [&](const ReleaseWord& word) { return port->released(word.word, word.lease); };
+    auto met = [&] { return rung() || std::any_of(awaited.begin(), awaited.end(), released); };
+    if (!pending) {
+      nap = kNap;
+      sleep_on(bell_, kTick, rung);
+    } else if (nap == kNap && !awaited.empty() && met_awake(kAwake, met)) {
+      continue;  // a credit that is not held up for a nap
+    } else {
       sleep_ns(nap);
       nap = std::min(nap * 2, kLongestNap);
-    } else {
-      nap = kNap;
-      sleep_on(bell_, kTick, [&] {
-        return stop_.load(std::memory_order_acquire) ||
-               bell_.count.load(std::memory_order_seq_cst) != before;
-      });
     }
   }
 }

@@ -3,8 +3,9 @@
 //
 // Ordering rule: payload puts; the end of each of them and of a flush, which together say that they
 // are performed at the target; then the puts of the stamp and of the announce's key. Either alone
-// says less: a put's end over a network, a flush over cuda_ipc. A fence orders, but UCX's blocks. Two puts that both
-// stand behind the flush have no order between them, so the consumer awaits both words.
+// says less: a put's end over a network, a flush over cuda_ipc. A fence orders, but UCX's blocks.
+// Two puts that both stand behind the flush have no order between them, so the consumer awaits both
+// words.
 #pragma once
 
 #include <vector>

@@ -13,9 +13,8 @@ MIB: Final = 1 << 20
 DTYPE: Final = "bfloat16"
 ITEM: Final = 2  # bytes of it
 _STREAM_WIDTH: Final = 2048  # rows of 4 KiB: every size is a whole number of them
-_ROOMY: Final = (
-    64 * MIB
-)  # a larger message has fewer slots, so that all peers fit beside each other
+# A larger message has fewer slots, so that all peers fit beside each other.
+_ROOMY: Final = {"cpu": 64 * MIB, "cuda": 512 * MIB}
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Traffic:
 
 def stream_traffic(place: Place, size: int, depth: int = 4, producers: int = 1) -> Traffic:
     """Give messages of one tap of ``size`` bytes from each producer."""
-    depth = depth if size <= _ROOMY else min(depth, 2)
+    depth = depth if size <= _ROOMY[place.device] else min(depth, 2)
     rows = size // (_STREAM_WIDTH * ITEM)
     taps = tuple(TapShape(f"state{rank}", rank, rows, _STREAM_WIDTH) for rank in range(producers))
     return Traffic(place, taps, {tap.name: [tap.name] for tap in taps}, depth)
@@ -123,7 +122,7 @@ def plan_traffic(
         TapShape(name, number * producers // len(names), rows, hidden)
         for number, name in enumerate(names)
     )
-    depth = 4 if sum(tap.bytes for tap in taps) <= 4 * _ROOMY else 2
+    depth = 4 if sum(tap.bytes for tap in taps) <= 4 * _ROOMY["cpu"] else 2
     return Traffic(place, taps, groups, depth, wait)
 
 

@@ -77,9 +77,8 @@ def _compare(peer: Peer, channel: Channel, messages: int, wait: str) -> tuple[in
         return int(wrong), moved
 
 
-def _run(place: tuple[str, str], messages: int) -> dict[str, Any]:
+def _run(pair: Pair, place: tuple[str, str], messages: int) -> dict[str, Any]:
     producer, wait = place
-    pair = Pair({}, {})
     with tempfile.TemporaryDirectory() as folder:
         channel = Channel(
             Path(folder).as_uri(), width=WIDTH, rows=ROWS[-1], depth=DEPTH, producer=producer
@@ -92,7 +91,6 @@ def _run(place: tuple[str, str], messages: int) -> dict[str, Any]:
             limit=LIMIT,
         )
         seconds = time.monotonic() - began
-        pair.close()
     return {
         "producer": producer,
         "consumer": channel.consumer,
@@ -114,8 +112,11 @@ def main() -> int:
     producers = [f"cuda:{index}" for index in range(1, count)] or ["cuda:0"]
     places = [(producer, wait) for producer in producers for wait in ("stream", "host")]
     each = -(-arguments.messages // len(places))
+    pairs = [Pair({}, {}) for _ in places]
     with ThreadPoolExecutor(len(places)) as pool:
-        lines = list(pool.map(lambda place: _run(place, each), places))
+        lines = list(pool.map(_run, pairs, places, [each] * len(places)))
+    for pair in pairs:
+        pair.close()
     for line in lines:
         print({key: round(v, 1) if isinstance(v, float) else v for key, v in line.items()})
     total, wrong = (

@@ -34,8 +34,8 @@ class Here:
 
     name = "here"
 
-    # ``credit_wait``: of the outboxes. Where the consumer is this very thread, what a push from a GPU
-    # waits for cannot come while it waits.
+    # ``credit_wait``: of the outboxes. Where the consumer is this very thread, what a push from a
+    # GPU waits for cannot come while it waits.
     def __init__(self, credit_wait: float = 0.02) -> None:
         self._credit_wait = credit_wait
         self._numbers = itertools.count()

@@ -37,7 +37,6 @@ class BareSender(Sender):
         self._taps, self._depth = traffic.of(rank), traffic.depth
         self._on_gpu = traffic.place.on_gpu
         self._slots = [self._slot(traffic) for _ in range(self._depth)]
-        self._stream = torch.cuda.Stream() if self._on_gpu else None
 
     def _slot(self, traffic: Traffic) -> dict[str, torch.Tensor]:
         slot: dict[str, torch.Tensor] = {}
@@ -60,19 +59,16 @@ class BareSender(Sender):
         """Copy every tap."""
         slot = self._slots[message % self._depth]
         if self._on_gpu:
-            if self._stream is not None:
-                self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
-                for name, tensor in prepared.items():
-                    slot[name].copy_(tensor, non_blocking=True)
+            for name, tensor in prepared.items():  # on the producer's own stream: nothing to await
+                slot[name].copy_(tensor, non_blocking=True)
             return
         for name, address, size in prepared:
             ctypes.memmove(slot[name].data_ptr(), address, size)
 
     def drain(self) -> None:
         """Wait for the copies."""
-        if self._stream is not None:
-            self._stream.synchronize()
+        if self._on_gpu:
+            torch.cuda.current_stream().synchronize()
 
     def landed(self, message: int) -> Mapping[str, torch.Tensor]:
         """Give the slot."""
