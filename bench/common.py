@@ -1,21 +1,15 @@
-"""What the benches share: a second process, medians with their spread, tables, facts."""
+"""What the bench of two hosts prints: medians with their spread, tables, facts."""
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import multiprocessing
 import os
 import platform
 import statistics
 import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import torch
 
@@ -25,88 +19,6 @@ from tapchannel.benchmark.facts import asked, cpu
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 MIB = 1 << 20
-ANSWER_LIMIT = 120.0  # seconds for any one answer of the other process
-
-
-# ---- the other process
-
-
-class Partner:
-    """A spawned process that runs ``function(line, *args)``; its errors are raised here."""
-
-    def __init__(self, function: Callable[..., None], *args: Any) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._line, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_run, args=(theirs, function, args), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    def tell(self, message: object) -> None:
-        """Send it something."""
-        self._line.send(message)
-
-    def hear(self) -> Any:
-        """Wait for its next message.
-
-        Raises:
-            RuntimeError: it failed, ended, or said nothing in time.
-        """
-        try:
-            if not self._line.poll(ANSWER_LIMIT):
-                raise RuntimeError(f"the other process said nothing in {ANSWER_LIMIT:.0f} s")
-            kind, value = self._line.recv()
-        except (EOFError, ConnectionResetError):
-            raise RuntimeError("the other process ended") from None
-        if kind == "error":
-            raise RuntimeError(f"the other process failed:\n{value}")
-        return value
-
-    def ask(self, message: object) -> Any:
-        """Send it something and wait for its answer."""
-        self.tell(message)
-        return self.hear()
-
-    def __enter__(self) -> Partner:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with contextlib.suppress(OSError):
-            self.tell(None)
-        self._process.join(20.0 if error is None else 1.0)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-
-
-class Line:
-    """The partner's own end."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def say(self, value: object = None) -> None:
-        """Answer."""
-        self._connection.send(("value", value))
-
-    def listen(self) -> Any:
-        """Wait for the next question; None is the end."""
-        if not self._connection.poll(ANSWER_LIMIT):
-            return None
-        return self._connection.recv()
-
-
-def _run(connection: Connection, function: Callable[..., None], args: tuple[Any, ...]) -> None:
-    try:
-        function(Line(connection), *args)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            connection.send(("error", traceback.format_exc()))
-        raise
 
 
 # ---- numbers
@@ -165,12 +77,6 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out a Markdown table, the first column to the left."""
-    rule = ["---", *["---:"] * (len(heads) - 1)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [heads, rule, *rows])
-
-
 def facts() -> dict[str, str]:
     """Tell what was measured, on what, and by which command; nothing that names the machine."""
     return {
@@ -183,16 +89,4 @@ def facts() -> dict[str, str]:
         "torch": torch.__version__,
         "kernel": platform.release(),
         "cpu": f"{cpu()}, {os.cpu_count()} cores",
-    }
-
-
-def gpu_facts() -> dict[str, str]:
-    """Tell the same of the GPUs."""
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    query = ("--query-gpu=driver_version", "--format=csv,noheader")
-    return {
-        "gpus": ", ".join(names),
-        "driver": asked("nvidia-smi", *query).partition("\n")[0],
-        "cuda": f"{torch.version.cuda} (torch)",
-        "connections": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "unset"),
     }

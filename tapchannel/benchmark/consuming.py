@@ -58,16 +58,30 @@ class Consumer:
         return answer
 
     def _stream(self, asked: Round, answer: Answer) -> None:
+        if asked.gate:
+            self._drain(asked, answer)
+            return
         receiver = self._receiver
-        # Behind a gate the wire is what is measured, not this host's loop over what has landed: the
-        # last message of each of a lane's two streams is taken first, and ends it.
-        last = range(asked.count)[-1:-3:-1] if asked.gate else ()
-        for message in [*last, *range(asked.count - len(last))]:
+        for message in range(asked.count):
             landed = receiver.receive(message)
-            if not asked.gate or message in last:
-                answer.ended = time.monotonic_ns()
+            answer.ended = time.monotonic_ns()
             if asked.check or message == asked.count - 1:
                 self._check(asked, message, landed, answer)
+            receiver.release(message)
+
+    def _drain(self, asked: Round, answer: Answer) -> None:
+        """Take the last message of each of a lane's two streams first, and stop the clock.
+
+        Behind a gate the wire is what is measured, not this host's loop over what has landed.
+        """
+        receiver, last = self._receiver, asked.count - 1
+        landed = receiver.receive(last)
+        receiver.receive(last - 1)
+        answer.ended = time.monotonic_ns()
+        self._check(asked, last, landed, answer)
+        for message in range(asked.count):
+            if message < last - 1:
+                receiver.receive(message)
             receiver.release(message)
 
     def _ping(self, asked: Round, answer: Answer) -> None:

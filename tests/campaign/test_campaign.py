@@ -70,7 +70,7 @@ def test_parts_make_a_page_only_together(tmp_path: Path) -> None:
 def test_page_is_the_whole_campaign_s() -> None:
     """Catches a page in docs/ that was written of a part, or with a failed cell."""
     sections = sections_of((TESTS.parent / "docs" / "campaign.md").read_text())
-    for wire in ("shm", "ucx"):
+    for wire in WIRES:
         cells = [cell for cell in cells_of(wire) if not cell.impossible]
         assert f"{len(cells)} cells run, 0 failed" in sections[wire]
 

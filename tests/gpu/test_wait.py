@@ -129,7 +129,14 @@ def test_poison_frees_the_stream(
     channel = _starving_channel(tmp_path)
     seen, aborted = pair.run(partial(_outlast_deadline, read=read), _starve, channel)
     assert DEADLINE * 0.9 < seen["freed after"] < DEADLINE + 5
-    assert seen["out"] == {"single": ["nan"], "half": ["nan"], "whole": [POISONED_INT32]}
+    expected: dict[str, list[object]]
+    expected = {"single": ["nan"], "half": ["nan"], "whole": [POISONED_INT32]}
+    if read is _read_by_new_kernel:
+        # The launch that loads it may hold the driver, and the pattern with it, until the wait has
+        # ended: what was there before is then read once, under a lease that raises (README).
+        stuck = {name for name, values in seen["out"].items() if values == [1]}
+        expected |= dict.fromkeys(stuck, [1])
+    assert seen["out"] == expected
     assert set(seen["refusals"].values()) == {"StampTimeout"}, seen["refusals"]
     assert aborted
     assert seen["after"] == {name: [1] for name in TYPES}

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 OVERLAY = ROOT / "build" / "gpu"
 PYTHON = OVERLAY / "bin" / "python"
 REPORT = OVERLAY / "tests.xml"
-BENCH = ROOT / "bench" / "gpu.py"
+PEERS = ROOT / "bench" / "peers"
 DEVICES = """
 import torch
 print("torch", torch.__version__)
@@ -79,10 +79,9 @@ def test(arguments: list[str]) -> str:
 
 
 def bench() -> str:
-    """Run the GPU bench, if there is one."""
-    if not BENCH.exists():
-        return "none here"
-    code = run(PYTHON, BENCH, folder=OVERLAY)
+    """Run every scenario on all GPUs; its results stay in build/gpu/bench."""
+    command = [OVERLAY / "bin" / "tapchannel", "bench", "all", "--device", "cuda"]
+    code = run(*command, "--extra-peers", PEERS, "--out", OVERLAY / "bench", folder=OVERLAY)
     return "ok" if code == 0 else f"failed with {code}"
 
 
