@@ -60,7 +60,7 @@ def arrived(core: _native.Mailbox, shares: Shares, key: Key, tap: Tap) -> TapInf
         ProtocolError: its row or column shares do not make one whole.
     """
     said = [_announce(core, share, key) for share in shares.of[tap.name]]
-    if len(said) == 1 and said[0][1] == 0:
+    if _is_whole(said):
         rows, _, shape, dropped, _ = said[0]
         lane = shares.of[tap.name][0][0]
         return TapInfo(rows, shape, (lane.rank,), shares.transport_of(lane.index), dropped)
@@ -69,6 +69,20 @@ def arrived(core: _native.Mailbox, shares: Shares, key: Key, tap: Tap) -> TapInf
     dropped = any(announce[3] for announce in said)
     wires = dict.fromkeys(shares.transport_of(lane.index) for lane, _ in shares.of[tap.name])
     return TapInfo(rows, (rows, tap.width), ranks, ", ".join(wires), dropped)
+
+
+def rows_of_tap(core: _native.Mailbox, shares: Shares, key: Key, tap: Tap) -> int:
+    """Give the rows alone of what came for a tap of a landed key.
+
+    Raises:
+        ProtocolError: its row or column shares do not make one whole.
+    """
+    said = [_announce(core, share, key) for share in shares.of[tap.name]]
+    return said[0][0] if _is_whole(said) else _tiled(shares, key, tap, said)
+
+
+def _is_whole(said: Sequence[_Announce]) -> bool:
+    return len(said) == 1 and said[0][1] == 0
 
 
 def verify(core: _native.Mailbox, shares: Shares, key: Key, tap: Tap, whole: torch.Tensor) -> None:

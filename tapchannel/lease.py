@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, cast
 import torch
 import torch.utils.dlpack
 
-from .arrivals import Shares, TapInfo, arrived, verify
+from .arrivals import Shares, TapInfo, arrived, rows_of_tap, verify
 from .errors import ChecksumError, TapChannelError, UsageError
 from .keys import Key
 from .plan import Group, Tap
@@ -35,7 +35,7 @@ def references(views: Mapping[str, torch.Tensor], name: str) -> int:
 _UNHELD: Final = references({"view": torch.empty(2)[:1]}, "view")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that takes three times as long to make, once a microbatch
 class Granted:
     """What the core gave: the lease's number and key, its slot as a DLPack capsule, its checks."""
 
@@ -72,6 +72,7 @@ class Lease(Mapping[str, torch.Tensor]):
         flat = torch.utils.dlpack.from_dlpack(granted.capsule)  # pyright: ignore[reportUnknownMemberType]
         self._flat: torch.Tensor | None = flat
         self._stream = granted.stream
+        self._settled = False
 
     @property
     def key(self) -> Key:
@@ -207,8 +208,8 @@ class Lease(Mapping[str, torch.Tensor]):
         group = next((group for group in plan.groups if group.name == name), None)
         if group is None:
             tap = plan.tap(name)
-            return self._window(plan.group(tap.group), tap, self._rows(tap.name))
-        rows = {tap.name: self._rows(tap.name) for tap in group.taps}
+            return self._window(plan.group(tap.group), tap, self._rows(tap))
+        rows = {tap.name: self._rows(tap) for tap in group.taps}
         if len(set(rows.values())) > 1:
             raise self._misuse(
                 f"taps of group {name!r} came with different rows: no side-by-side view of them",
@@ -224,13 +225,21 @@ class Lease(Mapping[str, torch.Tensor]):
         whole = octets.view(TORCH_DTYPES[group.dtype.name]).view(rows, group.width)
         return whole if tap is None else whole[:, tap.column : tap.column + tap.width]
 
-    def _rows(self, tap: str) -> int:
-        return self._granted.rows if self._granted.rows is not None else self.info[tap].rows
+    def _rows(self, tap: Tap) -> int:
+        granted = self._granted
+        if granted.rows is not None:
+            return granted.rows
+        self._settle()
+        return rows_of_tap(granted.core, self._shares, granted.key, tap)
 
     def _settle(self) -> None:
+        """Wait until every producer has announced; only a recv with its rows named has not."""
+        if self._settled:
+            return
         verdict = self._granted.core.settle(self._granted.number, self._granted.timeout)
         if verdict is not None:
             raise self._granted.raise_for(verdict, "lease")
+        self._settled = True
 
     # ---- the end of the lease
 
