@@ -1,6 +1,6 @@
 """I1, I2 and I4: what a lease may show, when its slot may be written, and what a failure leaves.
 
-Each test names the mutation of tests/support/mutations under which it was seen to fail.
+Each test names the mutation under which it was seen to fail; one watches a race, and names none.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tapchannel import (
     UsageError,
     WouldBlock,
 )
+from tapchannel.testing import FaultyOutbox
 
 SMALL = TapPlan({"tap": ["tap"]}, 4, "float32", 6)
 
@@ -51,8 +52,22 @@ def push(channel: Channel, microbatch: int, rows: int = 6, value: float | None =
 # ---- I1
 
 
+def test_i1_no_stamp_stands_before_its_payload(channel_of: Maker) -> None:
+    """Bug: a stamp over half of its payload. Mutation: stamp-before-payload."""
+    channel = channel_of(SMALL, name="held", attach=[])
+    with FaultyOutbox(SMALL, 0, store=channel_of.store, name="held") as outbox:
+        with channel.mailbox.open_pass(1, 1), outbox.open_pass(1, 1):
+            outbox.faults.hold()
+            outbox.push(0, "tap", torch.full((6, 4), 7.0))
+            until(lambda: outbox.faults.held)
+            with pytest.raises(WouldBlock):
+                channel.mailbox.try_recv(0)
+            outbox.faults.let_go()
+            assert bool((channel.mailbox.recv(0).clone()["tap"] == 7).all())
+
+
 def test_i1_a_landed_cell_is_whole(channel_of: Maker) -> None:
-    """Bug: a stamp before its payload. Mutation: stamp-before-payload."""
+    """Bug: a stamp before its payload, on a wire without a seam; the test above is the sure one."""
     plan = TapPlan({"pair": ["left", "right"]}, 1024, "float32", 2048)
     channel = channel_of(plan, depth=2)
     with channel.open_pass(1, 10):

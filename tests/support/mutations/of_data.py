@@ -10,7 +10,7 @@ MUTATIONS = (
     Mutation(
         "stamp-before-payload",
         "I1",
-        (f"{TESTS}::test_i1_a_landed_cell_is_whole",),
+        (f"{TESTS}::test_i1_no_stamp_stands_before_its_payload",),
         (
             Edit(
                 "native/outbox_progress.cpp",
