@@ -23,7 +23,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from support import machine
 from support.mutations import MUTATIONS, Mutation
 from support.tree_copy import DoesNotBuild, TreeCopy
 
@@ -98,8 +97,7 @@ def mutated(mutation: Mutation) -> Iterator[None]:
 def judge(mutation: Mutation, sound: Path) -> Row:
     """Apply one mutation, run its tests, undo it."""
     began = time.monotonic()
-    lacking = machine.lacks(mutation.needs) if mutation.needs else None
-    if lacking:
+    if lacking := mutation.lacks():
         return Row(mutation, SKIPPED, lacking, 0.0)
     try:
         with mutated(mutation):
@@ -122,12 +120,7 @@ def prepare(mutations: Sequence[Mutation]) -> Path:
     [module] = (COPY.tree / "tapchannel").glob("_native*.so")
     sound = WORK / module.name
     shutil.copyfile(module, sound)
-    tests = [
-        test
-        for mutation in mutations
-        if not (mutation.needs and machine.lacks(mutation.needs))
-        for test in mutation.tests
-    ]
+    tests = [test for mutation in mutations if not mutation.lacks() for test in mutation.tests]
     failing = [name for name, failed in failed_tests(tests).items() if failed] if tests else []
     if failing:
         raise Broken("these tests fail without any mutation:\n  " + "\n  ".join(failing))
@@ -164,7 +157,7 @@ def main() -> int:
     chosen = [m for m in MUTATIONS if not words or any(word in m.name for word in words)]
     if arguments.list:
         for mutation in chosen:
-            needs = f"  (needs {mutation.needs})" if mutation.needs else ""
+            needs = f"  (needs {' and '.join(mutation.needs)})" if mutation.needs else ""
             print(f"{mutation.invariant}  {mutation.name}{needs}")
         return 0
     try:

@@ -52,7 +52,10 @@ def push_layout(outbox: Outbox, name: str) -> None:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_source_layout(channel_of: Maker, name: str) -> None:
-    """Bug: strides ignored, so that the bytes beside the tensor travel instead of its own."""
+    """Bug: strides ignored, so that the bytes beside the tensor travel instead of its own.
+
+    A copy in many pieces also shows a stamp that is ahead of it. Mutation: flush-is-enough.
+    """
     plan = TapPlan({dtype: [dtype] for dtype in DTYPES}, WIDTH, {name: name for name in DTYPES}, 80)
     channel = channel_of(plan)
     with channel.open_pass(1, 1):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from support import machine
+
+COMPILING = ("tests/streams/",)  # their tests compile what they need of native/
+
 
 @dataclass(frozen=True)
 class Edit:
@@ -22,17 +26,22 @@ class Mutation:
     invariant: str
     tests: tuple[str, ...]
     edits: tuple[Edit, ...]
-    needs: str | None = None  # a marker, as in support.machine
+    needs: tuple[str, ...] = ()  # markers, as in support.machine
 
     @property
     def native(self) -> bool:
         """Tell whether the native module must be built for it."""
-        return any(edit.file.startswith("native/") for edit in self.edits)
+        compiled = all(test.startswith(COMPILING) for test in self.tests)
+        return not compiled and any(edit.file.startswith("native/") for edit in self.edits)
 
     @property
     def in_header(self) -> bool:
         """Tell whether nearly all of the native module must be built for it."""
         return any(edit.file.endswith(".hpp") for edit in self.edits)
+
+    def lacks(self) -> str | None:
+        """Say why it cannot be judged on this machine, or None if it can."""
+        return next(filter(None, map(machine.lacks, self.needs)), None)
 
 
 def mutation(
@@ -42,7 +51,7 @@ def mutation(
     file: str,
     old: str,
     new: str,
-    needs: str | None = None,
+    needs: tuple[str, ...] = (),
 ) -> Mutation:
     """Make a mutation of one edit."""
     tests = (tests,) if isinstance(tests, str) else tests

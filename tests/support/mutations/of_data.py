@@ -107,7 +107,7 @@ MUTATIONS = (
         "native/cuda_port.cpp",
         "    return Given::enqueued;\n",
         "    return Given::performed;\n",
-        needs="gpu",
+        needs=("gpu",),
     ),
     mutation(
         "failure-forgotten",
@@ -132,7 +132,7 @@ MUTATIONS = (
         "native/mailbox_lease.cpp",
         "  record.fill = port_->start_fill(std::move(regions));\n",
         "  record.fill = port_->start_fill({});\n",
-        needs="gpu",
+        needs=("gpu",),
     ),
     mutation(
         "failed-lease-silent",
@@ -141,6 +141,6 @@ MUTATIONS = (
         "native/mailbox_lease.cpp",
         "  if (record.failure || record.waiting) return record.failure;\n",
         "  return {};\n",
-        needs="gpu",
+        needs=("gpu",),
     ),
 )

@@ -92,7 +92,7 @@ MUTATIONS = (
         '  check(recorded, "cuEventRecord");\n  return event;\n',
         '  check(recorded, "cuEventRecord");\n'
         '  check(driver()->cuEventSynchronize(event), "cuEventSynchronize");\n  return event;\n',
-        needs="gpu",
+        needs=("gpu",),
     ),
     mutation(
         "stream-waits-for-itself",
@@ -109,7 +109,7 @@ MUTATIONS = (
         "native/mailbox_unmet.cpp",
         "request.need_announces || lane.same_process || stamps;",
         "request.need_announces || stamps;",
-        needs="gpu",
+        needs=("gpu",),
     ),
     mutation(
         "kernel-launched",
