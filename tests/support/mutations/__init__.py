@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from support.mutations import (
     of_autograd,
+    of_bells,
     of_data,
     of_peers,
     of_recovery,
@@ -18,7 +19,7 @@ from support.mutations.mutation import Edit, Mutation
 
 __all__ = ["MUTATIONS", "TEST_FILES", "Edit", "Mutation"]
 
-_MODULES = (of_data, of_waits, of_recovery, of_peers, of_autograd, of_streams, of_wire)
+_MODULES = (of_data, of_waits, of_recovery, of_peers, of_autograd, of_streams, of_bells, of_wire)
 TEST_FILES = tuple(module.TESTS for module in _MODULES)
 MUTATIONS = tuple(
     sorted(
