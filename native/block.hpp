@@ -47,14 +47,14 @@ template <class Ready>
 bool met_awake(uint64_t ns, Ready&& ready) {
   for (uint64_t until = now_ns() + ns; now_ns() < until; sched_yield())
     if (ready()) return true;
-  return false;
+  return ready();  // the last yield may have taken long
 }
 
 // Sleeps until the bell rings or `ns` have passed, the first `awake_ns` of them awake; `ready` is
 // the last look, taken after the sleeper has announced itself.
 template <class Ready>
 void sleep_on(Bell& bell, uint64_t ns, Ready&& ready, uint64_t awake_ns = 0) {
-  if (met_awake(std::min(ns, awake_ns), ready)) return;
+  if (awake_ns != 0 && met_awake(std::min(ns, awake_ns), ready)) return;
   bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
   uint32_t seen = bell.count.load(std::memory_order_seq_cst);
   if (!ready()) {

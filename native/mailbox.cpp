@@ -17,7 +17,7 @@ MailboxCore::MailboxCore(std::unique_ptr<Port> port, std::vector<ControlBlock> b
     lanes_.push_back(std::move(lane));
     store_lane_words(lanes_.back());
   }
-  thread_ = std::thread([this] { monitor(); });
+  thread_ = std::thread([this, port = port_] { monitor(port); });
 }
 
 MailboxCore::~MailboxCore() {

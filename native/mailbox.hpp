@@ -173,12 +173,16 @@ class MailboxCore {
   void store_lane_words(Lane& lane);
   static void tell(Lane& lane);
   static void detach(Lane& lane);
-  void monitor();
+  void monitor(const std::shared_ptr<Port>& port);
   struct ReleaseWord {
     size_t word;
     uint64_t lease;
   };
-  bool tick(bool watch, std::vector<ReleaseWord>& awaited);
+  struct Ticked {
+    bool pending;   // something is, that rings no bell
+    bool released;  // a slot has come back
+  };
+  Ticked tick(bool watch, std::vector<ReleaseWord>& awaited);
   void watch_lane(Lane& lane);
   void watch_leases(std::vector<uint64_t>& released);
   size_t take_word();

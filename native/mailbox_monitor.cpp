@@ -43,9 +43,8 @@ void MailboxCore::watch_leases(std::vector<uint64_t>& released) {
   }
 }
 
-// Returns true while something is pending that rings no bell; `awaited` are the words of it that a
-// GPU will write soon.
-bool MailboxCore::tick(bool watch, std::vector<ReleaseWord>& awaited) {
+// `awaited`: the words, of what is pending, that a GPU will write.
+MailboxCore::Ticked MailboxCore::tick(bool watch, std::vector<ReleaseWord>& awaited) {
   std::lock_guard lock(mutex_);
   for (auto& lane : lanes_) {
     if (!watch) break;
@@ -65,18 +64,18 @@ bool MailboxCore::tick(bool watch, std::vector<ReleaseWord>& awaited) {
     leases_.erase(id);
   }
   if (!released.empty()) advance();
-  bool pending = false;
+  Ticked ticked{false, !released.empty()};
   awaited.clear();
   for (const auto& [id, record] : leases_) {
-    pending = pending || record.hold != Hold::held || record.waiting || record.doomed;
+    ticked.pending |= record.hold != Hold::held || record.waiting || record.doomed;
     if (record.hold == Hold::releasing && port_->filled(record.fill))
       awaited.push_back({record.word, id});
   }
-  return pending;
+  return ticked;
 }
 
-void MailboxCore::monitor() {
-  std::shared_ptr<Port> port = port_;  // looked at without the lock, under which port_ may go
+// `port`: port_, which may go while the words are looked at without the lock.
+void MailboxCore::monitor(const std::shared_ptr<Port>& port) {
   port->enter_thread();
   prctl(PR_SET_TIMERSLACK, 1000UL);  // this thread's naps: the usual 50 us are five of them
   std::vector<ReleaseWord> awaited;
@@ -85,14 +84,15 @@ void MailboxCore::monitor() {
     uint32_t before = bell_.count.load(std::memory_order_seq_cst);
     bool watch = now_ns() - watched_at > kTick / 2;
     if (watch) watched_at = now_ns();
-    bool pending = tick(watch, awaited);
+    Ticked ticked = tick(watch, awaited);
+    if (ticked.released) nap = kNap;
     auto rung = [&] {
       return stop_.load(std::memory_order_acquire) ||
              bell_.count.load(std::memory_order_seq_cst) != before;
     };
     auto released = [&](const ReleaseWord& word) { return port->released(word.word, word.lease); };
     auto met = [&] { return rung() || std::any_of(awaited.begin(), awaited.end(), released); };
-    if (!pending) {
+    if (!ticked.pending) {
       nap = kNap;
       sleep_on(bell_, kTick, rung);
     } else if (nap == kNap && !awaited.empty() && met_awake(kAwake, met)) {

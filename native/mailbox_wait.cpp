@@ -87,9 +87,9 @@ void MailboxCore::sleep_for(std::unique_lock<std::mutex>& lock, const Verdict& w
   bool announced = want.expected != 0;
   bool silent = !lane.rings() || (announced && !port_->on_host());  // a GPU, a NIC ring no bell
   auto there = [&] {
-    uint64_t said = block.announce(slot, cell).key.load(std::memory_order_seq_cst);
-    uint64_t stamp = block.stamp(slot, cell).load(std::memory_order_seq_cst);
-    return reached(stamp, want.key) || (!announced && said == want.key);
+    if (announced)
+      return reached(block.stamp(slot, cell).load(std::memory_order_seq_cst), want.key);
+    return block.announce(slot, cell).key.load(std::memory_order_seq_cst) == want.key;
   };
   lock.unlock();
   if (!silent) {

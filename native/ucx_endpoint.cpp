@@ -167,8 +167,9 @@ void Endpoint::put(const void* from, size_t bytes, Target target, uint64_t offse
 }
 
 void Endpoint::finish_put(uint64_t number, ucs_status_t status) {
-  under_way_.erase(number);
   completed(status);
+  if (status != UCS_OK) return;  // it was never performed: nothing behind it may be
+  under_way_.erase(number);
   run_flushed();
 }
 
@@ -190,12 +191,15 @@ void Endpoint::finish_flush(Flush* flush, ucs_status_t status) {
 // UCX up to 1.19, or without its change 10991, ends a flush while its cuda_ipc still copies. There
 // a put's own end says that it is done; over a network that says nothing. So it takes both.
 void Endpoint::run_flushed() {
+  if (running_) return;  // a `then` has put something that has ended already: the loop goes on
+  running_ = true;
   while (!flushed_.empty() && failure_.empty()) {
-    if (!under_way_.empty() && *under_way_.begin() <= flushed_.front()->behind) return;
+    if (!under_way_.empty() && *under_way_.begin() <= flushed_.front()->behind) break;
     std::unique_ptr<Flush> next = std::move(flushed_.front());
     flushed_.pop_front();
     next->then();
   }
+  running_ = false;
 }
 
 void Endpoint::flush(Then then) {

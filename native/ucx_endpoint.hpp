@@ -110,6 +110,7 @@ class Endpoint {
   uint64_t puts_ = 0;
   std::set<uint64_t> under_way_;                // puts that have not ended, by number
   std::deque<std::unique_ptr<Flush>> flushed_;  // ended, for UCX; in their order
+  bool running_ = false;                        // what stands behind them
   double limit_s_;
   Patience patience_;
   std::atomic<bool> one_sided_{false};

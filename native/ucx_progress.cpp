@@ -164,6 +164,8 @@ Endpoint::~Endpoint() {
   if (fork_.forked()) {  // the thread lives in the parent, as all of UCX does
     new std::thread(std::move(thread_));
     static_cast<void>(new std::shared_ptr<Context>(std::move(context_)));
+    static_cast<void>(new std::set<uint64_t>(std::move(under_way_)));
+    static_cast<void>(new std::deque<std::unique_ptr<Flush>>(std::move(flushed_)));
     return;
   }
   end();

@@ -83,8 +83,7 @@ class Receiver:
             for microbatch in range(turn.microbatches):
                 if turn.consumer == microbatch:
                     if turn.reset:
-                        for worker in self._crew:
-                            worker.wait_for("opened")
+                        self._await_opened(turn)
                         self._reset()
                     raise Halt("consumer")
                 dawdle(chance)
@@ -97,6 +96,12 @@ class Receiver:
                 self._check(*entry)
                 self.count["messages"] += len(self._leg.widths)
         self.count["whole"] += 1
+
+    def _await_opened(self, turn: Turn) -> None:
+        """Wait until all have opened this very pass; some have said so of passes given up since."""
+        for worker in self._crew:
+            while worker.wait_for("opened") != self._leg.name_of(turn):
+                pass
 
     def _reset(self) -> None:
         if self.mailbox.epoch < MAX_EPOCH:

@@ -122,6 +122,10 @@ class Leg:
         """Say in which epoch the producers come."""
         return MAX_EPOCH - len(self.lives) + 1 if self.last_epochs else 1
 
+    def name_of(self, turn: Turn) -> tuple[int, int, int]:
+        """Tell a pass from all of all legs."""
+        return self.seed, turn.life, turn.step
+
     def rows(self, turn: Turn) -> list[list[int]]:
         """Say how many rows each group has, for each microbatch of a pass."""
         chance = self.chance("rows", turn.life, turn.step)

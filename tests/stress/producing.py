@@ -98,7 +98,7 @@ def _pushes(desk: SimpleNamespace) -> int:
 def _push_pass(desk: SimpleNamespace, chance: random.Random, turn: Turn, epoch: int) -> None:
     with desk.outbox.open_pass(turn.step, turn.microbatches):
         if turn.reset:  # a pass that is opened after the reset would be one of the next life
-            desk.link.reach("opened")
+            desk.link.reach("opened", desk.leg.name_of(turn))
         for microbatch, tap, rows in _order(desk, chance, turn):
             if turn.producers[desk.rank] == microbatch:
                 raise Halt(f"producer {desk.rank}")
