@@ -201,11 +201,15 @@ inline std::vector<EventFacts> read_ring(const Ring& ring) {
 }
 
 inline void write_text(Text& text, const std::string& words) {
-  text.length = static_cast<uint32_t>(std::min(words.size(), kTextBytes));
-  std::memcpy(text.bytes, words.data(), text.length);
+  size_t length = std::min(words.size(), kTextBytes);
+  text.length.store(static_cast<uint32_t>(length), std::memory_order_relaxed);
+  for (size_t i = 0; i < length; ++i) text.bytes[i].store(words[i], std::memory_order_relaxed);
 }
 inline std::string read_text(const Text& text) {
-  return std::string(text.bytes, std::min<size_t>(text.length, kTextBytes));
+  std::string words(std::min<size_t>(text.length.load(std::memory_order_relaxed), kTextBytes), 0);
+  for (size_t i = 0; i < words.size(); ++i)
+    words[i] = text.bytes[i].load(std::memory_order_relaxed);
+  return words;
 }
 
 }  // namespace tapchannel

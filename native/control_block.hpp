@@ -73,12 +73,14 @@ struct alignas(kLine) Bell {
 };
 
 // Why a pass was aborted; written before the aborted word of the same side is stored (release),
-// read after it was loaded (acquire). Bounded and never trusted: a torn or foreign text is only
-// ever printed.
+// read after it was loaded (acquire). The next abort may write while the last one's is read, by the
+// peer or by a lane's own thread: hence atomic (relaxed) bytes. Bounded and never trusted: a torn
+// or foreign text is only ever printed.
 struct alignas(kLine) Text {
-  uint32_t length{0};
-  char bytes[kTextBytes]{};
+  std::atomic<uint32_t> length{0};
+  std::atomic<char> bytes[kTextBytes]{};
 };
+static_assert(std::atomic<char>::is_always_lock_free && sizeof(Text) == 4 * kLine);
 
 struct alignas(kLine) BlockHeader {
   uint64_t magic;

@@ -126,7 +126,8 @@ void Link::carry() {
 void Link::carry_reason(uint64_t aborts) {
   const Text& text =
       side_ == Side::consumer ? block_->consumer().reason : block_->producer().reason;
-  auto copy = std::make_shared<Text>(text);
+  auto copy = std::make_shared<Text>();
+  write_text(*copy, read_text(text));  // the side's next abort may be writing it
   carrying_ = true;
   put(copy.get(), sizeof(Text), Target::block, block_->offset_of(&text), copy);
   flush([this, aborts] {
