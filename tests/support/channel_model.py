@@ -113,7 +113,7 @@ class ChannelModel:
             return only(self.failure)
         if self.open is None or microbatch >= self.open.microbatches or microbatch in self.received:
             return only(UsageError)
-        if any(lane.attached and self.open.key in lane.gave_up for lane in self.lanes):
+        if any(self.open.key in lane.gave_up for lane in self.lanes):
             return only(PassAborted)  # also of what has landed: it may have been taken back
         lacking = [lane for lane in self.lanes if self._lacks(lane, microbatch)]
         faults = {fault for lane in lacking for fault in self._faults(lane)}
@@ -250,10 +250,10 @@ class ChannelModel:
         lane.open = None
 
     def abort_at(self, lane: LaneModel) -> None:
-        """A producer gives its open pass up."""
-        if lane.open is not None:
-            lane.gave_up.add(lane.open.key)
-            lane.queue = [cell for cell in lane.queue if cell.of != lane.open.key]
+        """A producer gives its open pass up; outside of one, all that still waits for credit."""
+        over = {lane.open.key} if lane.open is not None else {cell.of for cell in lane.queue}
+        lane.gave_up |= over
+        lane.queue = [cell for cell in lane.queue if cell.of not in over]
         lane.open = None
 
     # ---- credit
