@@ -193,7 +193,7 @@ def _run(*command: str, text: str | None = None) -> str:
         stderr=subprocess.STDOUT,
         text=True,
         timeout=COMMAND_LIMIT,
-        env={**os.environ, "PATH": _PATH},
+        env={**os.environ, "PATH": _PATH, "LD_PRELOAD": ""},  # no sanitizer in the tools
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{text or ''}\n{done.stdout}")
