@@ -34,6 +34,9 @@ from support.megatron_models import (  # noqa: E402
     start_groups,
 )
 from support.megatron_shim import carry_over_gloo, import_megatron  # noqa: E402
+from tapchannel.benchmark.facts import facts  # noqa: E402
+from tapchannel.benchmark.samples import ratios  # noqa: E402
+from tapchannel.benchmark.traffic import Place  # noqa: E402
 from tapchannel.integrations.megatron import attach  # noqa: E402
 from tapchannel.integrations.session import Session  # noqa: E402
 
@@ -131,8 +134,14 @@ def report(
 ) -> None:
     """Print a line for people and a line of JSON."""
     off, on = statistics.median(times[False]), statistics.median(times[True])
+    longer = statistics.median(100 * (ratio - 1) for ratio in ratios(times[False], times[True]))
     lanes: Any = session.info()["mailbox"]
-    facts = {
+    known = {
+        **facts(
+            [],
+            Place("cuda", torch.cuda.device_count()) if torch.cuda.is_available() else Place("cpu"),
+        ),
+        "command": " ".join(["python bench/megatron_step.py", *sys.argv[1:]]),
         "stages": options.stages,
         "backend": backend,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
@@ -151,9 +160,9 @@ def report(
     print(
         f"{options.stages} stages, {backend}: step {off:.2f} ms ({spread[0]}) without taps, "
         f"{on:.2f} ms ({spread[1]}) with {len(layers)} layers and the embedding: "
-        f"{100 * (on / off - 1):+.1f} %"
+        f"{longer:+.1f} % (neighbouring steps)"
     )
-    print(json.dumps(facts))
+    print(json.dumps(known))
 
 
 def main() -> None:

@@ -72,11 +72,12 @@ class Consumer:
     def _drain(self, asked: Round, answer: Answer) -> None:
         """Take the last message of each of a lane's two streams first, and stop the clock.
 
-        Behind a gate the wire is what is measured, not this host's loop over what has landed.
+        Behind a gate the wire is what is measured, not this host's loop over what has landed, nor
+        its naps.
         """
         receiver, last = self._receiver, asked.count - 1
-        landed = receiver.receive(last)
-        receiver.receive(last - 1)
+        landed = receiver.receive_awake(last)
+        receiver.receive_awake(last - 1)
         answer.ended = time.monotonic_ns()
         self._check(asked, last, landed, answer)
         for message in range(asked.count):

@@ -47,6 +47,10 @@ class Receiver:
         """Wait until a message is there, all of it, and give its taps by their names."""
         raise NotImplementedError
 
+    def receive_awake(self, message: int) -> Mapping[str, torch.Tensor]:
+        """Do the same, asking again and again where the peer's own wait sleeps in between."""
+        return self.receive(message)
+
     def release(self, message: int) -> None:
         """Let the memory of a message be written again."""
 

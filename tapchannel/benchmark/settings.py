@@ -39,11 +39,14 @@ class Options:
         """Give the rounds of a case."""
         return self.rounds or (2 if self.quick else usual)
 
-    def count_of(self, size: int, most: int = 1024) -> int:
-        """Give the messages of a round: enough to be timed, few enough to take turns."""
+    def count_of(self, size: int, depth: int, most: int = 1024) -> int:
+        """Give the messages of a round: enough to be timed, few enough to take turns.
+
+        Four times as many as there are slots at least, so that credit is in the figure.
+        """
         budget = (2048 if self.place.on_gpu else 64) * MIB
         budget = budget // 16 if self.quick else budget
-        return max(4, min(most // 16 if self.quick else most, budget // size))
+        return max(4 * depth, min(most // 16 if self.quick else most, budget // size))
 
 
 def add_options(parser: argparse.ArgumentParser, scenarios: Mapping[str, str]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 
 from ... import Lease, Mailbox, Outbox
+from ...errors import WouldBlock
 from ...passes import Pass
 from ...targets import current_stream
 from ...tensors import rows_of
@@ -49,6 +51,13 @@ class ChannelReceiver(Receiver):
         lease = self._mailbox.recv(message, self._wait, self._rows)
         self._leases[message] = lease
         return lease
+
+    def receive_awake(self, message: int) -> Mapping[str, torch.Tensor]:
+        """Ask for the lease until it is there."""
+        while True:
+            with contextlib.suppress(WouldBlock):
+                lease = self._leases[message] = self._mailbox.try_recv(message)
+                return lease
 
     def release(self, message: int) -> None:
         """Give the slot back."""

@@ -27,7 +27,7 @@ def run(bench: Bench) -> None:
                 traffic = plan_traffic(place, plan, width, count, producers)
                 if traffic.producers != producers:
                     continue  # fewer taps than producers
-                messages = options.count_of(traffic.message_bytes, 256)
+                messages = options.count_of(traffic.message_bytes, traffic.depth, 256)
                 about = {
                     "plan": plan,
                     "hidden": width,

@@ -20,7 +20,7 @@ def run(bench: Bench) -> None:
         for size in sizes:
             for depth in (1, 4) if options.quick else _DEPTHS:
                 traffic = stream_traffic(options.place, size, depth)
-                count = options.count_of(size)
+                count = options.count_of(size, depth)
                 about = {"size": size, "depth": depth, "messages": count}
                 label = f"{size_text(size)}, {depth} slot{'s' if depth > 1 else ''}"
                 once = stream_once(traffic, count)

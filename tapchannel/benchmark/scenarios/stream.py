@@ -39,7 +39,7 @@ def run(bench: Bench) -> None:
     with bench.crew("stream", PEERS, 1) as crew:
         for size in options.sizes or (_QUICK if options.quick else usual):
             traffic = stream_traffic(options.place, size)
-            count = options.count_of(size)
+            count = options.count_of(size, traffic.depth)
             about = {"size": size, "depth": traffic.depth, "messages": count}
             once = stream_once(traffic, count)
             rounds = options.rounds_of(7)
