@@ -2,7 +2,7 @@
 #   make test     all tests; those that need hardware this machine lacks are skipped, with the reason
 #   make check    ruff, pyright, clang-format, clang-tidy, and whether the stub is current
 #   make bench    taps in host memory beside every other way to move the same bytes, with plots
-#   make gpu      the GPU tests and the GPU bench; builds offline, on the machine's own torch
+#   make gpu      the GPU tests, the long litmus and the benches; builds offline, on the machine's own torch
 #   make rdma     the tests on RDMA verbs, in an emulated guest with two Soft-RoCE devices; needs root
 #   make stub     write tapchannel/_native.pyi anew from the built module
 #   make campaign every fault, on either side, at every moment: docs/campaign.md; about 20 minutes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +19,8 @@ class Footprint(NamedTuple):
 
 
 def footprint() -> Footprint:
-    """Measure this process."""
+    """Measure this process, without what it has given back to its own allocator."""
+    ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return Footprint(
         pages * os.sysconf("SC_PAGE_SIZE"),

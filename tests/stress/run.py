@@ -18,7 +18,7 @@ from support.children import Children
 from support.workers import Worker
 
 SPARE = 300.0  # seconds for the leg during which the time runs out
-WARM_LEGS = 10  # legs before which a process may still grow
+WARM_LEGS = 60  # legs before which a process may still grow: each size and wire has been then
 
 
 @dataclass(frozen=True)

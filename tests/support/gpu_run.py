@@ -1,4 +1,4 @@
-"""Builds the package beside this machine's own torch, runs the GPU tests and the GPU bench.
+"""Builds the package beside this machine's own torch, runs the GPU tests, litmus and benches.
 
 Needs no network: the build tools, torch and pytest are those of the Python that runs this file.
 Nothing of that Python is changed: the package goes into build/gpu, an environment laid over it.
@@ -24,6 +24,9 @@ print("torch", torch.__version__)
 for index in range(torch.cuda.device_count()):
     print(f"cuda:{index}", torch.cuda.get_device_name(index))
 """
+
+
+COUNT = "import torch; print(torch.cuda.device_count())"
 
 
 class Step(NamedTuple):
@@ -85,6 +88,21 @@ def bench() -> str:
     return "ok" if code == 0 else f"failed with {code}"
 
 
+def litmus() -> str:
+    """Look for a stamp that overtakes its payload, from every GPU to the first."""
+    command = [PYTHON, "-m", "gpu.long_litmus", "--out", OVERLAY / "litmus.jsonl"]
+    return "ok" if run(*command, folder=ROOT / "tests") == 0 else "failed: a word was wrong"
+
+
+def megatron() -> str:
+    """Time Megatron's step with taps and without, a stage on each of up to four GPUs."""
+    if run(PYTHON, "-c", "import megatron.core", folder=OVERLAY):
+        return "not run: no megatron-core here"
+    stages = min(4, max(2, int(subprocess.check_output([PYTHON, "-c", COUNT]))))
+    code = run(PYTHON, ROOT / "bench" / "megatron_step.py", "--stages", str(stages), folder=OVERLAY)
+    return "ok" if code == 0 else f"failed with {code}"
+
+
 def main() -> int:
     """Do all steps, print their table last; return 0 if none has failed."""
     arguments = sys.argv[1:]
@@ -92,6 +110,8 @@ def main() -> int:
     for name, action in (
         ("build", lambda: "failed" if build() else "ok"),
         ("tests", lambda: test(arguments)),
+        ("litmus", litmus),
+        ("megatron", megatron),
         ("bench", bench),
     ):
         started = time.monotonic()
@@ -103,7 +123,7 @@ def main() -> int:
     if steps[0].outcome == "ok":
         subprocess.run([PYTHON, "-c", DEVICES], check=False, cwd=OVERLAY)
     for step in steps:
-        print(f"{step.name:6}{step.seconds:8.1f} s  {step.outcome}")
+        print(f"{step.name:9}{step.seconds:8.1f} s  {step.outcome}")
     return int(any(step.outcome.startswith("failed") for step in steps))
 
 
