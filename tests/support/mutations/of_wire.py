@@ -12,7 +12,7 @@ MUTATIONS = (
         "I1",
         f"{TESTS}::test_source_layout",
         "native/ucx_endpoint.cpp",
-        "    if (!under_way_.empty() && *under_way_.begin() <= flushed_.front()->behind) return;\n",
+        "    if (!under_way_.empty() && *under_way_.begin() <= flushed_.front()->behind) break;\n",
         "",
         needs=("gpu", "ucx"),
     ),
