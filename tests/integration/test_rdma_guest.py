@@ -1,4 +1,8 @@
-"""ucx over RDMA verbs, in the emulated guest: what ``make rdma`` runs."""
+"""ucx over RDMA verbs, in the emulated guest: a third of what ``make rdma`` runs.
+
+An emulated processor takes many times as long; of the conformance suite only credit and the layouts
+of sources go along with every change.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 900
+CHOICE = "not test_conformance or credit or layout"
 
 
 @pytest.mark.slow
@@ -19,7 +24,7 @@ LIMIT = 900
 def test_ucx_passes_over_rdma_verbs() -> None:
     """Catches what only a wire without the target's help shows; fails where there is no guest."""
     ran = subprocess.run(
-        ["make", "rdma"],
+        ["make", "rdma", f"ARGS=-k '{CHOICE}'"],
         cwd=ROOT,
         env={
             **os.environ,
