@@ -23,7 +23,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BUILD := build/dev
 NATIVE := native $(wildcard native/*.cpp native/*.hpp native/CMakeLists.txt)
-CXX_FILES := $(foreach folder,native tests/model tests/fuzz tests/streams tests/bells bench,$(wildcard $(folder)/*.hpp $(folder)/*.cpp))
+CXX_FILES := $(foreach folder,native tests/model tests/fuzz tests/streams tests/bells tests/support bench,$(wildcard $(folder)/*.hpp $(folder)/*.cpp))
 STUBGEN := $(BIN)/python -m nanobind.stubgen -q -m tapchannel._native
 
 .DEFAULT_GOAL := help

@@ -200,6 +200,8 @@ inline std::vector<EventFacts> read_ring(const Ring& ring) {
   return events;
 }
 
+// relaxed: the aborted word that is stored next (release) and loaded before (acquire) orders the
+// text; what a later abort writes meanwhile may tear it, which a text may be.
 inline void write_text(Text& text, const std::string& words) {
   size_t length = std::min(words.size(), kTextBytes);
   text.length.store(static_cast<uint32_t>(length), std::memory_order_relaxed);

@@ -1,10 +1,11 @@
 // What a sleeper on a bell must not sleep through, one case a run: bells CASE
+#include "cases.hpp"
+
 #include <sys/resource.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <map>
 #include <string>
 #include <thread>
 
@@ -153,7 +154,7 @@ void any_of_several_bells_wakes() {
   sleeper.join();
 }
 
-const std::map<std::string, void (*)()> kCases{
+const cases::Cases kCases{
     {"what_came_before_is_not_slept_on", what_came_before_is_not_slept_on},
     {"what_comes_after_the_look_is_not_slept_on", what_comes_after_the_look_is_not_slept_on},
     {"a_ring_wakes_who_sleeps", a_ring_wakes_who_sleeps},
@@ -166,12 +167,4 @@ const std::map<std::string, void (*)()> kCases{
 }  // namespace
 }  // namespace bells
 
-int main(int argc, char** argv) {
-  auto found = bells::kCases.find(argc > 1 ? argv[1] : "");
-  if (found == bells::kCases.end()) {
-    for (const auto& [name, run] : bells::kCases) std::puts(name.c_str());
-    return argc > 1 ? 2 : 0;
-  }
-  found->second();
-  return 0;
-}
+int main(int argc, char** argv) { return cases::run(bells::kCases, argc, argv); }

@@ -6,17 +6,15 @@ of theirs fails. Here each sleep is so long that it shows.
 
 from __future__ import annotations
 
-import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from support.cases import assert_every_case_is_run, compiled, outcome
+
 FOLDER = Path(__file__).parent
-NATIVE = FOLDER.parents[1] / "native"
-CASES = re.findall(r"^void (\w+)\(\) \{$", (FOLDER / "cases.cpp").read_text(), re.MULTILINE)
-FLAGS = ("-std=c++17", "-O1", "-g", "-pthread", "-Wall", "-Wextra", f"-I{NATIVE}")
+SOURCE = FOLDER / "cases.cpp"
 NOT_HERE = 77
 LIMIT = 40.0  # seconds; a case takes 10 to find that nobody was woken
 
@@ -24,9 +22,7 @@ LIMIT = 40.0  # seconds; a case takes 10 to find that nobody was woken
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cases, compiled."""
-    made = tmp_path_factory.mktemp("bells") / "bells"
-    subprocess.run(["g++", *FLAGS, "-o", made, FOLDER / "cases.cpp"], check=True)
-    return made
+    return compiled(tmp_path_factory.mktemp("bells") / "bells", [SOURCE])
 
 
 @pytest.fixture
@@ -34,11 +30,10 @@ def holds(program: Path) -> Callable[[str], bool]:
     """Runs a case, and tells whether it held."""
 
     def run(case: str) -> bool:
-        done = subprocess.run([program, case], capture_output=True, text=True, timeout=LIMIT)
-        if done.returncode == NOT_HERE:
+        code = outcome(program, case, LIMIT)
+        if code == NOT_HERE:
             pytest.skip("this kernel sleeps on one bell at a time (no futex_waitv)")
-        assert done.stderr == ""
-        return done.returncode == 0
+        return code == 0
 
     return run
 
@@ -80,6 +75,4 @@ def test_any_of_several_bells_wakes(holds: Callable[[str], bool]) -> None:
 
 def test_every_case_is_run(program: Path) -> None:
     """Bug: a case that was written and is not in the list."""
-    listed = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
-    assert sorted(listed) == sorted(CASES)
-    assert {f"test_{case}" for case in CASES} <= set(globals())
+    assert_every_case_is_run(program, SOURCE, globals())

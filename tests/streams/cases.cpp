@@ -1,5 +1,5 @@
 // What the monitor does to waits that stand on a stream, one case a run: streams CASE
-#include <map>
+#include "cases.hpp"
 
 #include "stream.hpp"
 
@@ -130,7 +130,7 @@ void closing_the_mailbox_lets_all_through() {
     must(channel.port().step(), "the stream goes on");
 }
 
-const std::map<std::string, void (*)()> kCases{
+const cases::Cases kCases{
     {"poison_sticks", poison_sticks},
     {"poison_reaches_no_older_read", poison_reaches_no_older_read},
     {"poison_lets_no_older_wait_through", poison_lets_no_older_wait_through},
@@ -144,12 +144,4 @@ const std::map<std::string, void (*)()> kCases{
 }  // namespace
 }  // namespace streams
 
-int main(int argc, char** argv) {
-  auto found = streams::kCases.find(argc > 1 ? argv[1] : "");
-  if (found == streams::kCases.end()) {
-    for (const auto& [name, run] : streams::kCases) std::puts(name.c_str());
-    return argc > 1 ? 2 : 0;
-  }
-  found->second();
-  return 0;
-}
+int main(int argc, char** argv) { return cases::run(streams::kCases, argc, argv); }

@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from support.cases import NATIVE, assert_every_case_is_run, compiled, outcome
+
 FOLDER = Path(__file__).parent
-NATIVE = FOLDER.parents[1] / "native"
-CASES = re.findall(r"^void (\w+)\(\) \{$", (FOLDER / "cases.cpp").read_text(), re.MULTILINE)
-FLAGS = ("-std=c++17", "-O1", "-g", "-pthread", "-Wall", "-Wextra", f"-I{NATIVE}")
+SOURCE = FOLDER / "cases.cpp"
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 pytestmark = [pytest.mark.timeout(600)]
@@ -24,22 +22,14 @@ pytestmark = [pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cases, compiled with the mailbox's native sources."""
-    made = tmp_path_factory.mktemp("streams") / "streams"
-    sources = [FOLDER / "cases.cpp", *NATIVE.glob("mailbox*.cpp"), NATIVE / "gate.cpp"]
-    subprocess.run(["g++", *FLAGS, *SANITIZED, "-o", made, *sources], check=True)
-    return made
+    sources = [SOURCE, *NATIVE.glob("mailbox*.cpp"), NATIVE / "gate.cpp"]
+    return compiled(tmp_path_factory.mktemp("streams") / "streams", sources, SANITIZED)
 
 
 @pytest.fixture
 def holds(program: Path) -> Callable[[str], bool]:
     """Runs a case, and tells whether it held."""
-
-    def run(case: str) -> bool:
-        done = subprocess.run([program, case], capture_output=True, text=True, timeout=120)
-        assert done.stderr == ""
-        return done.returncode == 0
-
-    return run
+    return lambda case: outcome(program, case, 120) == 0
 
 
 def test_poison_sticks(holds: Callable[[str], bool]) -> None:
@@ -84,6 +74,4 @@ def test_closing_the_mailbox_lets_all_through(holds: Callable[[str], bool]) -> N
 
 def test_every_case_is_run(program: Path) -> None:
     """Bug: a case that was written and is not in the list."""
-    listed = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
-    assert sorted(listed) == sorted(CASES)
-    assert {f"test_{case}" for case in CASES} <= set(globals())
+    assert_every_case_is_run(program, SOURCE, globals())
